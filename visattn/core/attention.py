@@ -1,0 +1,138 @@
+"""The unified attention model: keys, queries, values -> score -> distribution -> scope -> context."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from visattn.core.distributions import DISTRIBUTIONS, Distribution, softmax
+from visattn.core.scopes import SCOPES, LocalPredictive, Scope
+from visattn.core.scores import SCORES, DotScore, Score
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(..., N, heads·d) -> (..., heads, N, d)."""
+    return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(..., heads, N, d) -> (..., N, heads·d)."""
+    return x.transpose(-3, -2).flatten(-2)
+
+
+class Attention(nn.Module):
+    """Attention without projections: what the queries collect from the values.
+
+    Everything is chosen by name (or given as a ready-made module): ``score`` from :data:`SCORES`,
+    ``distribution`` from :data:`DISTRIBUTIONS`, ``scope`` from :data:`SCOPES`. With a dot-product score, softmax and
+    a scope without gain it runs on the fused kernel and never holds the weights; they are computed when asked for.
+
+    Args:
+        query_dim: features of a query, over all heads.
+        key_dim: features of a key, over all heads; the same as the query's unless given.
+        score: how a key answers a query.
+        distribution: how energies become weights.
+        scope: which keys a query may see.
+        heads: the features are split in that many consecutive groups, each attending by itself with the same score.
+
+    >>> x = torch.randn(2, 5, 8)
+    >>> attention = Attention(8, score="additive", distribution="sparsemax", heads=2)
+    >>> context, weights = attention(x, return_weights=True)
+    >>> context.shape, weights.shape
+    (torch.Size([2, 5, 8]), torch.Size([2, 2, 5, 5]))
+    """
+
+    def __init__(
+        self,
+        query_dim: int,
+        *,
+        key_dim: int | None = None,
+        score: str | Score = "scaled_dot",
+        distribution: str | Distribution = "softmax",
+        scope: str | Scope = "global",
+        heads: int = 1,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        key_dim = query_dim if key_dim is None else key_dim
+        if query_dim % heads or key_dim % heads:
+            raise ValueError(f"{heads} heads do not divide queries of {query_dim} and keys of {key_dim} features")
+        self.heads = heads
+        factory = {"device": device, "dtype": dtype}
+        if isinstance(score, str):
+            score = SCORES[score](query_dim // heads, key_dim // heads, **factory)
+        if isinstance(distribution, str):
+            named = DISTRIBUTIONS[distribution]
+            distribution = named() if isinstance(named, type) else named
+        if isinstance(scope, str):
+            kind = SCOPES[scope]
+            scope = kind(query_dim // heads, **factory) if kind is LocalPredictive else kind()
+        self.score = score
+        self.distribution = distribution
+        self.scope = scope
+
+    def weights(self, query: Tensor, key: Tensor) -> Tensor:
+        """The attention weights (..., heads, Nq, Nk)."""
+        return self._weights(split_heads(query, self.heads), split_heads(key, self.heads))
+
+    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
+        mask, gain = self.scope(query, key.shape[-2])
+        energies = self.score(query, key)
+        if mask is not None:
+            energies = energies.masked_fill(~mask, -torch.inf)
+        weights = self.distribution(energies)
+        return weights if gain is None else weights * gain
+
+    @overload
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = ...,
+        value: Tensor | None = ...,
+        *,
+        return_weights: Literal[False] = ...,
+    ) -> Tensor: ...
+
+    @overload
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = ...,
+        value: Tensor | None = ...,
+        *,
+        return_weights: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        return_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Context (..., Nq, dv), and the weights (..., heads, Nq, Nk) when asked for.
+
+        Without keys the queries attend to themselves; without values the keys are the values.
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        query, key, value = (split_heads(x, self.heads) for x in (query, key, value))
+        if not return_weights and isinstance(self.score, DotScore) and self.distribution is softmax:
+            mask, gain = self.scope(query, key.shape[-2])
+            if gain is None:
+                query, key, scale = self.score.dot_form(query, key)
+                fused = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+                return merge_heads(fused)
+        weights = self._weights(query, key)
+        context = merge_heads(weights @ value)
+        return (context, weights) if return_weights else context
+
+    def extra_repr(self) -> str:
+        """Heads and distribution, for print(model)."""
+        name = getattr(self.distribution, "__name__", type(self.distribution).__name__)
+        return f"heads={self.heads}, distribution={name}"

@@ -1,0 +1,195 @@
+"""Scopes: which keys a query may see.
+
+A scope turns queries ``(..., Nq, d)`` and a number of keys into a :class:`View`: a boolean mask (true = visible) that
+is applied to the energies, and, for soft windows, a gain that multiplies the weights afterwards.
+
+====================  =========================================================================  ===================
+name                  visible
+====================  =========================================================================  ===================
+``global``            everything
+``causal``            keys up to the query's own position
+``local``             keys within ``radius`` of the query's position (local-m)                   Luong et al. 2015
+``local_predictive``  keys within ``radius`` of a predicted centre, under a Gaussian (local-p)   Luong et al. 2015
+``local_2d``          pixels within ``radius`` rows and columns: a sliding 2-D window            Ramachandran 2019
+``window_2d``         pixels of the same ``size`` x ``size`` tile: a partition                   Liu et al. 2021
+====================  =========================================================================  ===================
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from visattn.registry import Registry
+
+
+class View(NamedTuple):
+    """What a scope leaves visible; None stands for everything, and for no gain."""
+
+    mask: Tensor | None = None
+    gain: Tensor | None = None
+
+
+def causal(num_queries: int, num_keys: int, *, device: Any = None) -> Tensor:
+    """Key j is visible to query i if j <= i; with more keys than queries, the last query sees the last key.
+
+    >>> causal(2, 3).int()
+    tensor([[1, 1, 0],
+            [1, 1, 1]], dtype=torch.int32)
+    """
+    everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    return everything.tril(num_keys - num_queries)
+
+
+def local(num_queries: int, num_keys: int, radius: int, *, device: Any = None) -> Tensor:
+    """Key j is visible to query i if |i - j| <= radius.
+
+    >>> local(3, 4, 1).int()
+    tensor([[1, 1, 0, 0],
+            [1, 1, 1, 0],
+            [0, 1, 1, 1]], dtype=torch.int32)
+    """
+    queries = torch.arange(num_queries, device=device)
+    keys = torch.arange(num_keys, device=device)
+    return (queries[:, None] - keys).abs() <= radius
+
+
+def local_2d(height: int, width: int, radius: int, *, device: Any = None) -> Tensor:
+    """Pixels at most ``radius`` rows and columns away, as (H·W, H·W)."""
+    rows = local(height, height, radius, device=device)
+    columns = local(width, width, radius, device=device)
+    return torch.kron(rows, columns)
+
+
+def window_2d(height: int, width: int, size: int, *, device: Any = None) -> Tensor:
+    """Pixels of the same tile, counted from the top left corner, as (H·W, H·W)."""
+    row = torch.arange(height, device=device) // size
+    column = torch.arange(width, device=device) // size
+    return torch.kron(row[:, None] == row, column[:, None] == column)
+
+
+class Scope(nn.Module, ABC):
+    """Which keys each query may see."""
+
+    @abstractmethod
+    def forward(self, query: Tensor, num_keys: int) -> View:
+        """The view of ``num_keys`` keys from queries (..., Nq, d)."""
+
+
+class Global(Scope):
+    """Every query sees every key."""
+
+    def forward(self, query: Tensor, num_keys: int) -> View:  # noqa: ARG002  (one signature for all)
+        """No mask."""
+        return View()
+
+
+class Causal(Scope):
+    """Every query sees the keys up to its own position."""
+
+    def forward(self, query: Tensor, num_keys: int) -> View:
+        """Lower triangular mask."""
+        return View(causal(query.shape[-2], num_keys, device=query.device))
+
+
+class Local(Scope):
+    """Monotonic window: query i looks around key i."""
+
+    def __init__(self, radius: int = 3) -> None:
+        super().__init__()
+        self.radius = radius
+
+    def forward(self, query: Tensor, num_keys: int) -> View:
+        """Band mask."""
+        return View(local(query.shape[-2], num_keys, self.radius, device=query.device))
+
+
+class LocalPredictive(Scope):
+    r"""Each query predicts where to look.
+
+    .. math:: p = S\,\sigma(v^\top \tanh(W q)), \quad a_j \leftarrow a_j\, e^{-(j-p)^2 / 2\sigma^2}, \quad |j-p| \le D
+
+    with S the number of keys, D the radius and sigma = D/2. The gain is applied after the distribution and the
+    weights are not renormalised, as in the paper.
+
+    Args:
+        query_dim: features of a query (of one head).
+        radius: half width D of the window.
+    """
+
+    def __init__(self, query_dim: int, *, radius: int = 3, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.radius = radius
+        self.w = nn.Linear(query_dim, query_dim, bias=False, device=device, dtype=dtype)
+        self.v = nn.Linear(query_dim, 1, bias=False, device=device, dtype=dtype)
+
+    def forward(self, query: Tensor, num_keys: int) -> View:
+        """Mask and Gaussian gain around the predicted centre."""
+        centre = num_keys * torch.sigmoid(self.v(torch.tanh(self.w(query))))  # (..., Nq, 1)
+        offset = torch.arange(num_keys, device=query.device, dtype=query.dtype) - centre
+        sigma = self.radius / 2
+        return View(offset.abs() <= self.radius, torch.exp(-offset.square() / (2 * sigma**2)))
+
+
+class _Grid(Scope):
+    """Keys are the pixels of a grid in row order, and queries are the same pixels.
+
+    Args:
+        grid: (height, width); a square unless given.
+    """
+
+    def __init__(self, grid: tuple[int, int] | None = None) -> None:
+        super().__init__()
+        self.grid = grid
+
+    def _size(self, num_queries: int, num_keys: int) -> tuple[int, int]:
+        side = math.isqrt(num_keys)
+        height, width = self.grid or (side, side)
+        if not num_queries == num_keys == height * width:
+            raise ValueError(
+                f"{type(self).__name__} needs one query and one key per pixel of a {height}x{width} grid, got "
+                f"{num_queries} queries and {num_keys} keys: give grid=(height, width)"
+            )
+        return height, width
+
+
+class Local2d(_Grid):
+    """Sliding 2-D window: a pixel sees its neighbours."""
+
+    def __init__(self, radius: int = 3, grid: tuple[int, int] | None = None) -> None:
+        super().__init__(grid)
+        self.radius = radius
+
+    def forward(self, query: Tensor, num_keys: int) -> View:
+        """Neighbourhood mask."""
+        height, width = self._size(query.shape[-2], num_keys)
+        return View(local_2d(height, width, self.radius, device=query.device))
+
+
+class Window2d(_Grid):
+    """Partition into tiles: a pixel sees its own tile."""
+
+    def __init__(self, size: int = 7, grid: tuple[int, int] | None = None) -> None:
+        super().__init__(grid)
+        self.size = size
+
+    def forward(self, query: Tensor, num_keys: int) -> View:
+        """Tile mask."""
+        height, width = self._size(query.shape[-2], num_keys)
+        return View(window_2d(height, width, self.size, device=query.device))
+
+
+SCOPES: Registry[type[Scope]] = Registry("scope")
+for _name, _scope in {
+    "global": Global,
+    "causal": Causal,
+    "local": Local,
+    "local_predictive": LocalPredictive,
+    "local_2d": Local2d,
+    "window_2d": Window2d,
+}.items():
+    SCOPES.add(_name, _scope)

@@ -1,0 +1,57 @@
+"""A name -> thing table that refuses duplicates and helps with typos."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Say which of the known names come closest to a wrong one.
+
+    >>> suggest("cbm", ["se", "cbam", "bam"])
+    "did you mean 'cbam' or 'bam'?"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"known: {', '.join(names) or 'none'}"
+
+
+class Registry(Generic[T]):
+    """Things of one kind by name.
+
+    >>> colours = Registry[int]("colour")
+    >>> colours.add("red", 0xFF0000)
+    >>> colours["rde"]
+    Traceback (most recent call last):
+    ValueError: unknown colour 'rde': did you mean 'red'?
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def add(self, name: str, entry: T) -> None:
+        """Enter a new name; one that is taken raises."""
+        if name in self._entries:
+            raise ValueError(f"{self.kind} {name!r} is already registered (as {self._entries[name]!r})")
+        self._entries[name] = entry
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._entries:
+            raise ValueError(f"unknown {self.kind} {name!r}: {suggest(str(name), self._entries)}")
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
