@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -25,16 +25,18 @@ def suggest(name: str, known: Iterable[str]) -> str:
 class Registry(Generic[T]):
     """Things of one kind by name.
 
-    >>> colours = Registry[int]("colour")
+    >>> colours = Registry("colour", {"blue": 0x0000FF})
     >>> colours.add("red", 0xFF0000)
+    >>> list(colours)
+    ['blue', 'red']
     >>> colours["rde"]
     Traceback (most recent call last):
     ValueError: unknown colour 'rde': did you mean 'red'?
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, entries: Mapping[str, T] | None = None) -> None:
         self.kind = kind
-        self._entries: dict[str, T] = {}
+        self._entries: dict[str, T] = dict(entries or {})
 
     def add(self, name: str, entry: T) -> None:
         """Enter a new name; one that is taken raises."""

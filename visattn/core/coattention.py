@@ -7,7 +7,7 @@ r"""Co-attention: two sources that attend to each other.
 ============  ==================================================  ==============================================
               coarse                                              fine
 ============  ==================================================  ==============================================
-parallel      the means guide (after Ma et al. 2017)             affinity matrix (Lu et al. 2016, section 3.3)
+parallel      the means guide (after Ma et al. 2017)              affinity matrix (Lu et al. 2016, section 3.3)
 alternating   three guided steps (Lu et al. 2016, section 3.3)    every element of a guides, not their summary
 ============  ==================================================  ==============================================
 

@@ -135,12 +135,13 @@ class Hard(nn.Module):
         return hard(energies, dim, sample=self.training)
 
 
-DISTRIBUTIONS: Registry[Distribution | type[nn.Module]] = Registry("distribution")
-for _name, _distribution in {
-    "softmax": softmax,
-    "sigmoid": sigmoid,
-    "sparsemax": sparsemax,
-    "entmax15": entmax15,
-    "hard": Hard,
-}.items():
-    DISTRIBUTIONS.add(_name, _distribution)
+DISTRIBUTIONS: Registry[Distribution | type[nn.Module]] = Registry(
+    "distribution",
+    {
+        "softmax": softmax,
+        "sigmoid": sigmoid,
+        "sparsemax": sparsemax,
+        "entmax15": entmax15,
+        "hard": Hard,
+    },
+)

@@ -183,13 +183,14 @@ class Window2d(_Grid):
         return View(window_2d(height, width, self.size, device=query.device))
 
 
-SCOPES: Registry[type[Scope]] = Registry("scope")
-for _name, _scope in {
-    "global": Global,
-    "causal": Causal,
-    "local": Local,
-    "local_predictive": LocalPredictive,
-    "local_2d": Local2d,
-    "window_2d": Window2d,
-}.items():
-    SCOPES.add(_name, _scope)
+SCOPES: Registry[type[Scope]] = Registry(
+    "scope",
+    {
+        "global": Global,
+        "causal": Causal,
+        "local": Local,
+        "local_predictive": LocalPredictive,
+        "local_2d": Local2d,
+        "window_2d": Window2d,
+    },
+)

@@ -380,19 +380,20 @@ class Epanechnikov(Kernel):
         return epanechnikov_kernel(u)
 
 
-SCORES: Registry[type[Score]] = Registry("score")
-for _name, _score in {
-    "dot": Dot,
-    "scaled_dot": ScaledDot,
-    "cosine": Cosine,
-    "general": General,
-    "biased_general": BiasedGeneral,
-    "additive": Additive,
-    "concat": Concat,
-    "location": Location,
-    "gaussian": Gaussian,
-    "boxcar": Boxcar,
-    "triangular": Triangular,
-    "epanechnikov": Epanechnikov,
-}.items():
-    SCORES.add(_name, _score)
+SCORES: Registry[type[Score]] = Registry(
+    "score",
+    {
+        "dot": Dot,
+        "scaled_dot": ScaledDot,
+        "cosine": Cosine,
+        "general": General,
+        "biased_general": BiasedGeneral,
+        "additive": Additive,
+        "concat": Concat,
+        "location": Location,
+        "gaussian": Gaussian,
+        "boxcar": Boxcar,
+        "triangular": Triangular,
+        "epanechnikov": Epanechnikov,
+    },
+)

@@ -1,0 +1,1 @@
+"""Independent NumPy float64 oracles for attention blocks, one file per block, from the papers' equations."""

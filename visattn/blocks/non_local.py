@@ -1,0 +1,239 @@
+r"""Non-local blocks: every position attends to every other.
+
+Wang et al., *Non-local Neural Networks*, CVPR 2018, https://arxiv.org/abs/1711.07971
+
+.. math:: y_i = \sum_j a_{ij}\, g(x_j), \qquad z_i = \mathrm{BN}(W y_i) + x_i
+
+=====================  ==============================================================================
+``nonlocal``           embedded Gaussian, a = softmax_j(θ(x_i)·φ(x_j) / sqrt(d))
+``nonlocal_gaussian``  a = softmax_j(x_i·x_j)
+``nonlocal_dot``       a = θ(x_i)·φ(x_j) / N
+``nonlocal_concat``    a = ReLU(w_f' [θ(x_i); φ(x_j)]) / N
+=====================  ==============================================================================
+
+where θ, φ, g are 1x1 convolutions to d = C/2 channels, W is ``out`` and N the number of keys.
+
+Differences from the paper: the paper's equation of the embedded Gaussian has no 1/sqrt(d); the authors' Caffe2 code,
+which produced the published figures, has it. As there, convolutions start with a standard deviation of 0.01 and the
+batch norm's scale at zero, so that the block starts as the identity. ``subsample=2`` is the paper's trick of
+max-pooling before φ and g (the Kinetics models use it); it is off here, so that the weights are N x N. timm's version
+scales by sqrt(C) although its keys have C/8 channels.
+
+The first two run on the fused attention kernel and the third multiplies φ and g first, so none of these holds an
+N x N matrix unless :meth:`attention` is called. The concatenation form has no such shortcut.
+
+>>> import torch
+>>> x = torch.randn(2, 64, 8, 8)
+>>> block = NonLocal(64)
+>>> torch.equal(block(x), x), block.attention(x).shape
+(True, torch.Size([2, 1, 64, 64]))
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from visattn.blocks.base import reduced, register_block
+from visattn.core import Attention
+from visattn.core.scores import dot
+
+PAPER = "Wang et al., CVPR 2018, arXiv:1711.07971"
+
+
+def tokens(x: Tensor) -> Tensor:
+    """(B, C, H, W) -> (B, N, C): the pixels in row order."""
+    return x.flatten(2).mT
+
+
+class PairwiseBlock(nn.Module, ABC):
+    """What the four forms share.
+
+    Args:
+        channels: C.
+        rd_ratio: width d of the embeddings as a fraction of C.
+        subsample: max-pool by this factor before keys and values.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        rd_ratio: float = 1 / 2,
+        subsample: int = 1,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if subsample < 1:
+            raise ValueError(f"subsample must be 1 (off) or more, got {subsample}")
+        self.inner = reduced(channels, rd_ratio)
+        self.subsample = subsample
+        self.g = nn.Conv2d(channels, self.inner, 1, device=device, dtype=dtype)
+        self.out = nn.Conv2d(self.inner, channels, 1, device=device, dtype=dtype)
+        self.bn = nn.BatchNorm2d(channels, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Small convolutions, and the identity at first."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.normal_(module.weight, std=0.01)
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # every convolution here has one
+        nn.init.zeros_(self.bn.weight)
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        return x if self.subsample == 1 else F.max_pool2d(x, self.subsample, ceil_mode=True)
+
+    @abstractmethod
+    def _queries_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (B, N, d) and keys (B, M, d)."""
+
+    @abstractmethod
+    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
+        """Weights (B, N, M)."""
+
+    def _context(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Weights times values, (B, N, d), without holding the weights where that is possible."""
+        return self._weights(query, key) @ value
+
+    def attention(self, x: Tensor) -> Tensor:
+        """What every position (row) takes from every other, (B, 1, N, N)."""
+        return self._weights(*self._queries_keys(x)).unsqueeze(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input plus what each position has collected, (B, C, H, W)."""
+        query, key = self._queries_keys(x)
+        context = self._context(query, key, tokens(self.g(self._pooled(x))))
+        y = context.mT.unflatten(2, x.shape[2:])  # (B, d, H, W)
+        return x + self.bn(self.out(y))
+
+
+class EmbeddedBlock(PairwiseBlock):
+    """The forms that embed queries by θ and keys by φ.
+
+    Args:
+        channels: C.
+        rd_ratio: width d of the embeddings as a fraction of C.
+        subsample: max-pool by this factor before keys and values.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        rd_ratio: float = 1 / 2,
+        subsample: int = 1,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(channels, rd_ratio=rd_ratio, subsample=subsample, device=device, dtype=dtype)
+        self.theta = nn.Conv2d(channels, self.inner, 1, device=device, dtype=dtype)
+        self.phi = nn.Conv2d(channels, self.inner, 1, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def _queries_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return tokens(self.theta(x)), tokens(self.phi(self._pooled(x)))
+
+
+@register_block("nonlocal", family="self", paper=PAPER)
+class NonLocal(EmbeddedBlock):
+    """Embedded Gaussian: scaled dot product and softmax.
+
+    Args:
+        channels: C.
+        rd_ratio: width d of the embeddings as a fraction of C.
+        subsample: max-pool by this factor before keys and values.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        rd_ratio: float = 1 / 2,
+        subsample: int = 1,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(channels, rd_ratio=rd_ratio, subsample=subsample, device=device, dtype=dtype)
+        self.attend = Attention(self.inner, score="scaled_dot")
+
+    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.attend.weights(query, key).squeeze(1)
+
+    def _context(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self.attend(query, key, value)
+
+
+@register_block("nonlocal_gaussian", family="self", paper=PAPER)
+class NonLocalGaussian(PairwiseBlock):
+    """Gaussian: the pixels' own features are compared, without embeddings.
+
+    Args:
+        channels: C.
+        rd_ratio: width d of the values as a fraction of C.
+        subsample: max-pool by this factor before keys and values.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        rd_ratio: float = 1 / 2,
+        subsample: int = 1,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(channels, rd_ratio=rd_ratio, subsample=subsample, device=device, dtype=dtype)
+        self.attend = Attention(channels, score="dot")
+        self.reset_parameters()
+
+    def _queries_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return tokens(x), tokens(self._pooled(x))
+
+    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.attend.weights(query, key).squeeze(1)
+
+    def _context(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self.attend(query, key, value)
+
+
+@register_block("nonlocal_dot", family="self", paper=PAPER)
+class NonLocalDot(EmbeddedBlock):
+    """Dot product, divided by the number of keys."""
+
+    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
+        return dot(query, key) / key.shape[1]
+
+    def _context(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return query @ (key.mT @ value) / key.shape[1]
+
+
+@register_block("nonlocal_concat", family="self", paper=PAPER)
+class NonLocalConcat(EmbeddedBlock):
+    """Concatenation of both embeddings, one linear layer, ReLU, divided by the number of keys.
+
+    Args:
+        channels: C.
+        rd_ratio: width d of the embeddings as a fraction of C.
+        subsample: max-pool by this factor before keys and values.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        rd_ratio: float = 1 / 2,
+        subsample: int = 1,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(channels, rd_ratio=rd_ratio, subsample=subsample, device=device, dtype=dtype)
+        self.w_f = nn.Parameter(torch.empty(2 * self.inner, device=device, dtype=dtype).normal_(std=0.01))
+
+    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
+        w_query, w_key = self.w_f.chunk(2)
+        return F.relu((query @ w_query).unsqueeze(2) + (key @ w_key).unsqueeze(1)) / key.shape[1]

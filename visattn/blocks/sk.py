@@ -1,0 +1,85 @@
+r"""Selective Kernel convolution.
+
+Li et al., *Selective Kernel Networks*, CVPR 2019, https://arxiv.org/abs/1903.06586
+
+.. math:: U_b = \mathrm{ReLU}(\mathrm{BN}(F_b(x))), \qquad
+          z = \mathrm{ReLU}(\mathrm{BN}(W\,\mathrm{GAP}(U_1 + U_2))), \qquad
+          a = \mathrm{softmax}_b(A_b z), \qquad \tilde x = \sum_b a_b \cdot U_b
+
+where F_1 is a 3x3 and F_2 a 3x3 convolution of dilation 2 (``branches``), W (d, C) is ``reduce`` with
+d = max(C/16, 32), and A_b are the two halves of ``select``.
+
+Differences from the paper: none for 32 groups (the paper's ResNeXt setting); other numbers of channels use the largest
+common divisor with 32. All convolutions are free of biases, as in the released model with its 27.5 M parameters.
+timm's ``SelectiveKernel`` is the same with ``split_input=False``; by default it gives each branch half of the input.
+
+>>> import torch
+>>> SelectiveKernel(64)(torch.randn(2, 64, 8, 8)).shape
+torch.Size([2, 64, 8, 8])
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from visattn.blocks.base import reduced, register_block
+
+
+@register_block("sk", family="channel", paper="Li et al., CVPR 2019, arXiv:1903.06586")
+class SelectiveKernel(nn.Module):
+    """Two receptive fields; every channel chooses between them.
+
+    Args:
+        channels: C.
+        rd_ratio: width of the descriptor z as a fraction of C.
+        rd_min: the descriptor is at least this wide.
+        groups: of the two convolutions; the largest common divisor of C and 32 unless given.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        rd_ratio: float = 1 / 16,
+        rd_min: int = 32,
+        groups: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        groups = math.gcd(channels, 32) if groups is None else groups
+        hidden = reduced(channels, rd_ratio, minimum=rd_min)
+        self.branches = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(channels, channels, 3, padding=d, dilation=d, groups=groups, bias=False, **factory),
+                nn.BatchNorm2d(channels, **factory),
+                nn.ReLU(),
+            )
+            for d in (1, 2)
+        )
+        self.reduce = nn.Conv2d(channels, hidden, 1, bias=False, **factory)
+        self.bn = nn.BatchNorm2d(hidden, **factory)
+        self.select = nn.Conv2d(hidden, 2 * channels, 1, bias=False, **factory)
+
+    def _branches(self, x: Tensor) -> Tensor:
+        return torch.stack([branch(x) for branch in self.branches], dim=1)  # (B, 2, C, H, W)
+
+    def _weights(self, branches: Tensor) -> Tensor:
+        z = branches.sum(1).mean((2, 3), keepdim=True)  # (B, C, 1, 1)
+        energies = self.select(F.relu(self.bn(self.reduce(z)))).unflatten(1, (2, -1))  # (B, 2, C, 1, 1)
+        return F.softmax(energies, dim=1)
+
+    def attention(self, x: Tensor) -> Tensor:
+        """Weight of the wide branch for every channel, (B, C, 1, 1); the narrow one has the rest."""
+        return self._weights(self._branches(x))[:, 1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The chosen mixture of the branches, (B, C, H, W)."""
+        branches = self._branches(x)
+        return (branches * self._weights(branches)).sum(1)

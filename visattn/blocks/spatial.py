@@ -1,0 +1,74 @@
+r"""Spatial attention: the second half of CBAM.
+
+Woo et al., *CBAM: Convolutional Block Attention Module*, ECCV 2018, https://arxiv.org/abs/1807.06521
+
+.. math:: \tilde x = x \cdot \sigma(\mathrm{BN}(f^{7\times7}([\max_c x;\ \mathrm{mean}_c\, x])))
+
+where f is ``conv``, a convolution from two channels to one.
+
+Differences from the paper: the paper writes [mean; max] and no batch norm. The authors' code, which produced the
+published figures, stacks [max; mean], has no bias, and adds a batch norm whose scale starts at zero (so that the gate
+starts at one half everywhere) and whose momentum is 0.01.
+
+>>> import torch
+>>> x = torch.randn(2, 64, 8, 8)
+>>> SpatialAttention(64).attention(x).unique()
+tensor([0.5000], grad_fn=<Unique2Backward0>)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visattn.blocks.base import Gate, register_block
+
+
+def max_mean(x: Tensor, dim: int = 1) -> Tensor:
+    """Maximum and mean along an axis, stacked on the channel axis: (B, 2, ...)."""
+    return torch.stack([x.amax(dim), x.mean(dim)], dim=1)
+
+
+class MaxMeanGate(nn.Module):
+    """σ(BN(conv([max; mean]))): a map over the two axes that are left when ``dim`` is pooled away.
+
+    Args:
+        kernel_size: an odd number.
+    """
+
+    def __init__(self, kernel_size: int = 7, *, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd, got {kernel_size}")
+        self.conv = nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False, device=device, dtype=dtype)
+        self.bn = nn.BatchNorm2d(1, momentum=0.01, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, dim: int = 1) -> Tensor:
+        """(B, C, H, W) -> (B, 1, ·, ·)."""
+        return torch.sigmoid(self.bn(self.conv(max_mean(x, dim))))
+
+
+@register_block("spatial", family="spatial", paper="Woo et al., ECCV 2018, arXiv:1807.06521")
+class SpatialAttention(Gate):
+    """Maximum and mean over channels -> convolution -> batch norm -> sigmoid: one weight per position.
+
+    Args:
+        channels: C.
+        kernel_size: an odd number.
+    """
+
+    def __init__(self, channels: int, *, kernel_size: int = 7, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.channels = channels
+        self.gate = MaxMeanGate(kernel_size, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start with the same weight everywhere."""
+        nn.init.zeros_(self.gate.bn.weight)
+
+    def attention(self, x: Tensor) -> Tensor:
+        """Spatial gate (B, 1, H, W)."""
+        return self.gate(x)

@@ -1,0 +1,86 @@
+r"""Split-attention convolution (ResNeSt).
+
+Zhang et al., *ResNeSt: Split-Attention Networks*, CVPR Workshops 2022, https://arxiv.org/abs/2004.08955
+
+.. math:: U = \mathrm{ReLU}(\mathrm{BN}(F(x))) = [U_1, \dots, U_R], \qquad
+          z = \mathrm{ReLU}(\mathrm{BN}(W_1\,\mathrm{GAP}(\textstyle\sum_r U_r))), \qquad
+          a = \mathrm{softmax}_r(W_2 z), \qquad \tilde x = \sum_r a_r \cdot U_r
+
+where F is a 3x3 convolution to R·C channels (``conv``), R is the radix, W_1 is ``fc1`` and W_2 is ``fc2``; with one
+split the softmax becomes a sigmoid. With several cardinal groups W_1 and W_2 are grouped and each group's softmax runs
+over its own splits.
+
+Differences from the authors' code: none (their ``splat.py``: the bottleneck is max(C·R/4, 32) wide, ``conv`` has no
+bias, the two layers have).
+
+>>> import torch
+>>> SplitAttention(64)(torch.randn(2, 64, 8, 8)).shape
+torch.Size([2, 64, 8, 8])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from visattn.blocks.base import reduced, register_block
+
+
+@register_block("splat", family="channel", paper="Zhang et al., CVPRW 2022, arXiv:2004.08955")
+class SplitAttention(nn.Module):
+    """R feature groups per cardinal group; every channel chooses between them.
+
+    Args:
+        channels: C.
+        radix: number of splits R.
+        groups: number of cardinal groups.
+        rd_ratio: width of the bottleneck as a fraction of R·C.
+        rd_min: the bottleneck is at least this wide.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        radix: int = 2,
+        groups: int = 1,
+        rd_ratio: float = 1 / 4,
+        rd_min: int = 32,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if channels % (radix * groups):
+            raise ValueError(f"{channels} channels cannot be divided into {radix} splits x {groups} groups")
+        factory = {"device": device, "dtype": dtype}
+        hidden = reduced(channels * radix, rd_ratio, minimum=rd_min)
+        self.radix = radix
+        self.groups = groups
+        self.conv = nn.Conv2d(channels, channels * radix, 3, padding=1, groups=groups * radix, bias=False, **factory)
+        self.bn0 = nn.BatchNorm2d(channels * radix, **factory)
+        self.fc1 = nn.Conv2d(channels, hidden, 1, groups=groups, **factory)
+        self.bn1 = nn.BatchNorm2d(hidden, **factory)
+        self.fc2 = nn.Conv2d(hidden, channels * radix, 1, groups=groups, **factory)
+
+    def _splits(self, x: Tensor) -> Tensor:
+        return F.relu(self.bn0(self.conv(x))).unflatten(1, (self.radix, -1))  # (B, R, C, H, W)
+
+    def _weights(self, splits: Tensor) -> Tensor:
+        z = splits.sum(1).mean((2, 3), keepdim=True)  # (B, C, 1, 1)
+        energies = self.fc2(F.relu(self.bn1(self.fc1(z))))  # (B, groups·R·C/groups, 1, 1)
+        if self.radix == 1:
+            return torch.sigmoid(energies).unsqueeze(1)
+        energies = energies.unflatten(1, (self.groups, self.radix, -1)).transpose(1, 2)
+        return F.softmax(energies, dim=1).flatten(2, 3)  # (B, R, C, 1, 1)
+
+    def attention(self, x: Tensor) -> Tensor:
+        """Weight of the last split for every channel, (B, C, 1, 1); with radix 2 the other has the rest."""
+        return self._weights(self._splits(x))[:, -1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The chosen mixture of the splits, (B, C, H, W)."""
+        splits = self._splits(x)
+        return (splits * self._weights(splits)).sum(1)

@@ -1,0 +1,49 @@
+r"""Triplet attention.
+
+Misra et al., *Rotate to Attend: Convolutional Triplet Attention Module*, WACV 2021, https://arxiv.org/abs/2010.03045
+
+.. math:: \tilde x = x \cdot \tfrac13 (g_{CW} + g_{HC} + g_{HW}), \qquad
+          g = \sigma(\mathrm{BN}(f^{7\times7}([\max;\ \mathrm{mean}])))
+
+where each gate pools one of the three axes (H, W or C) away and convolves over the plane of the other two.
+
+Differences from the paper: none; order [max; mean], no bias, batch norm without ReLU, as in the authors' code.
+
+>>> import torch
+>>> sum(p.numel() for p in Triplet(64).parameters())
+300
+>>> Triplet(64)(torch.randn(2, 64, 8, 6)).shape
+torch.Size([2, 64, 8, 6])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from visattn.blocks.base import Gate, register_block
+from visattn.blocks.spatial import MaxMeanGate
+
+
+@register_block("triplet", family="mixed", paper="Misra et al., WACV 2021, arXiv:2010.03045")
+class Triplet(Gate):
+    """The mean of three gates, one for each pair of axes.
+
+    Args:
+        channels: C.
+        kernel_size: an odd number.
+    """
+
+    def __init__(self, channels: int, *, kernel_size: int = 7, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.channels = channels
+        self.channel_width = MaxMeanGate(kernel_size, device=device, dtype=dtype)
+        self.height_channel = MaxMeanGate(kernel_size, device=device, dtype=dtype)
+        self.height_width = MaxMeanGate(kernel_size, device=device, dtype=dtype)
+
+    def attention(self, x: Tensor) -> Tensor:
+        """Gate (B, C, H, W)."""
+        over_cw = self.channel_width(x, dim=2).transpose(1, 2)  # (B, 1, C, W) -> (B, C, 1, W)
+        over_hc = self.height_channel(x.transpose(1, 2), dim=3).permute(0, 3, 2, 1)  # (B, 1, H, C) -> (B, C, H, 1)
+        return (over_cw + over_hc + self.height_width(x)) / 3
