@@ -77,7 +77,9 @@ def ge_plus(m: nn.Module, x: Array) -> Array:
 def unit(m: nn.Module) -> dict[str, Any]:
     return {
         **{f"bn{i}": norm(getattr(m, f"bn{i}")) for i in (1, 2, 3)},
-        **{"w1": matrix(m.conv1), "w2": array(m.conv2.weight), "w3": matrix(m.conv3)},
+        "w1": matrix(m.conv1),
+        "w2": array(m.conv2.weight),
+        "w3": matrix(m.conv3),
     }
 
 
@@ -91,10 +93,17 @@ def bam_parts(m: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     c, s = m.channel, m.spatial
     channel = {"w1": matrix(c[0]), "b1": bias(c[0]), "bn": norm(c[1]), "w2": matrix(c[3]), "b2": bias(c[3])}
     spatial = {
-        **{"w0": matrix(s[0]), "b0": bias(s[0]), "bn0": norm(s[1])},
-        **{"w1": array(s[3].weight), "b1": bias(s[3]), "bn1": norm(s[4])},
-        **{"w2": array(s[6].weight), "b2": bias(s[6]), "bn2": norm(s[7])},
-        **{"w3": matrix(s[9]), "b3": bias(s[9])},
+        "w0": matrix(s[0]),
+        "b0": bias(s[0]),
+        "bn0": norm(s[1]),
+        "w1": array(s[3].weight),
+        "b1": bias(s[3]),
+        "bn1": norm(s[4]),
+        "w2": array(s[6].weight),
+        "b2": bias(s[6]),
+        "bn2": norm(s[7]),
+        "w3": matrix(s[9]),
+        "b3": bias(s[9]),
     }
     return channel, spatial
 
@@ -141,9 +150,7 @@ OUTPUT: dict[str, Oracle] = {
     "ese": lambda m, x: ese.effective_squeeze_excite(x, *linear(m.fc)),
     "cse": lambda m, x: scse.channel_se(x, *bottleneck(m)),
     "sse": lambda m, x: scse.spatial_se(x, matrix(m.conv)[0], bias(m.conv)),
-    "scse": lambda m, x: scse.concurrent_se(
-        x, *bottleneck(m.channel), matrix(m.spatial.conv)[0], bias(m.spatial.conv)
-    ),
+    "scse": lambda m, x: scse.concurrent_se(x, *bottleneck(m.channel), matrix(m.spatial.conv)[0], bias(m.spatial.conv)),
     "eca": lambda m, x: eca.efficient_channel(x, array(m.conv.weight).ravel()),
     "ge": lambda m, x: ge.ge_theta_minus(x, m.extent),
     "ge_theta": lambda m, x: ge.ge_theta(x, *gather(m)),
@@ -183,9 +190,9 @@ WEIGHTS: dict[str, Oracle] = {
     "nonlocal": lambda m, x: nonlocal_.embedded_gaussian_weights(x, *embedded(m), subsample=m.subsample)[:, None],
     "nonlocal_gaussian": lambda m, x: nonlocal_.gaussian_weights(x, subsample=m.subsample)[:, None],
     "nonlocal_dot": lambda m, x: nonlocal_.dot_weights(x, *embedded(m), subsample=m.subsample)[:, None],
-    "nonlocal_concat": lambda m, x: nonlocal_.concat_weights(
-        x, *embedded(m), array(m.w_f), subsample=m.subsample
-    )[:, None],
+    "nonlocal_concat": lambda m, x: nonlocal_.concat_weights(x, *embedded(m), array(m.w_f), subsample=m.subsample)[
+        :, None
+    ],
     "mhsa": lambda m, x: mhsa.bottleneck_mhsa_weights(*mhsa_parts(m, x)),
     "double": lambda m, x: double.double_attention_weights(x, *double_parts(m))[:, None],
 }

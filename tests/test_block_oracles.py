@@ -7,6 +7,8 @@ from torch.autograd import gradcheck
 
 import visattn
 from tests.blocks import CASES, DEFAULTS, MULTIPLIES, OUTPUT, WEIGHTS, Case, array
+from tests.reference.blocks import eca
+from visattn.blocks.eca import eca_kernel_size
 
 CASES_BY_ID = {case.id: case for case in CASES}
 
@@ -38,12 +40,9 @@ def test_agrees_with_the_paper(case):
 @pytest.mark.parametrize("case", CASES, ids=CASES_BY_ID)
 def test_gradients(case):
     """Analytic against numerical derivatives, in the input and in every parameter."""
-    small = Case(case.name, case.options, channels=case.channels)
-    block = small.build()
-    height, width = case.options.get("size", 0) if isinstance(case.options.get("size"), tuple) else (4, 3)
-    if case.name == "ge_theta_plus" and "size" in case.options:
-        height = width = case.options["size"]
-    x = torch.randn(1, small.channels, height, width, dtype=torch.float64, requires_grad=True)
+    block = case.build()
+    size = (4, 3) if len(case.sizes) > 1 else case.sizes[0]
+    x = torch.randn(1, case.channels, *size, dtype=torch.float64, requires_grad=True)
     names, values = zip(*block.named_parameters(), strict=True) if list(block.parameters()) else ((), ())
 
     def run(x, *parameters):
@@ -52,7 +51,10 @@ def test_gradients(case):
     assert gradcheck(run, (x, *values), fast_mode=True)
 
 
-@pytest.mark.parametrize("case", DEFAULTS, ids=lambda case: case.id)
+WITH_PARAMETERS = [case for case in DEFAULTS if case.name not in ("simam", "ge")]
+
+
+@pytest.mark.parametrize("case", WITH_PARAMETERS, ids=lambda case: case.id)
 def test_zero_logits_make_an_even_gate(case):
     """With all weights at zero a sigmoid gate is one half, a softmax uniform, and residual blocks the identity."""
     block = case.build()
@@ -65,16 +67,15 @@ def test_zero_logits_make_an_even_gate(case):
     ratio = {"bam": 1.5, "residual": 1.5, "coord": 0.25, "cbam": 0.25, "lka": 0.0, "gct": 1.0}
     ratio |= dict.fromkeys(("gc", "double", *visattn.list_blocks("nonlocal*")), 1.0)
     ratio |= dict.fromkeys(("sk", "splat", "mhsa"), 0.0)  # convolutions of zeros
-    if case.name in ("simam", "ge"):
-        pytest.skip("has no parameters")
     torch.testing.assert_close(output, x * ratio.get(case.name, 0.5))
 
 
-@pytest.mark.parametrize("name", visattn.list_blocks(family="channel"))
+READS_POSITIONS = {"fca", "ge_theta", "ge_theta_plus", "sk", "splat"}  # frequencies, or spatial convolutions
+
+
+@pytest.mark.parametrize("name", sorted(set(visattn.list_blocks(family="channel")) - READS_POSITIONS))
 def test_channel_gates_ignore_where_things_are(name):
-    """Permuting the pixels permutes the output: a channel gate knows no positions."""
-    if name in ("fca", "ge_theta", "ge_theta_plus", "sk", "splat"):
-        pytest.skip("reads positions by design: frequencies, or spatial convolutions")
+    """Permuting the pixels permutes the output: such a gate knows no positions."""
     case = Case(name)
     block = case.build()
     x = torch.randn(2, 16, 7, 5, dtype=torch.float64)
@@ -93,3 +94,9 @@ def test_relational_weights_are_distributions(name):
     assert weights.shape == (2, getattr(block, "heads", 1), 35, 35)
     assert (weights >= 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+
+
+def test_eca_kernel_sizes():
+    """The formula for every width, and the sizes that it gives a ResNet-50 (the released model has 3 first)."""
+    assert [eca_kernel_size(c) for c in range(1, 4097)] == [eca.eca_kernel_size(c) for c in range(1, 4097)]
+    assert [eca_kernel_size(c) for c in (256, 512, 1024, 2048)] == [5, 5, 5, 7]

@@ -47,7 +47,6 @@ def _blocks(arguments: argparse.Namespace) -> int:
         table.add_row(
             name, info.family, f"{count_parameters(block):,}", f"{count_macs(block, 1, 256, 14, 14):,}", info.paper
         )
-    console = Console()
-    # In a pipe or file there is no window to fit: keep every row on one line.
-    console.print(table, width=None if console.is_terminal else 120)
+    # In a pipe or a file there is no window to fit: keep every row on one line.
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
     return 0

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import register_block
+from visattn.core.attention import fused_attention
 from visattn.core.scores import dot
 
 
@@ -103,6 +104,5 @@ class MultiHeadSelfAttention2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C, H, W)."""
         query, key, value = self._tokens(x)
-        value = F.pad(value, (0, x.shape[2] + x.shape[3]))  # fused kernels want values as long as keys
-        context = F.scaled_dot_product_attention(query, key, value, scale=self.head_dim**-0.5)
-        return context[..., : self.head_dim].mT.flatten(1, 2).unflatten(2, x.shape[2:])
+        context = fused_attention(query, key, value, scale=self.head_dim**-0.5)
+        return context.mT.flatten(1, 2).unflatten(2, x.shape[2:])

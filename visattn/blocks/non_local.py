@@ -235,5 +235,6 @@ class NonLocalConcat(EmbeddedBlock):
         self.w_f = nn.Parameter(torch.empty(2 * self.inner, device=device, dtype=dtype).normal_(std=0.01))
 
     def _weights(self, query: Tensor, key: Tensor) -> Tensor:
-        w_query, w_key = self.w_f.chunk(2)
-        return F.relu((query @ w_query).unsqueeze(2) + (key @ w_key).unsqueeze(1)) / key.shape[1]
+        w_query, w_key = self.w_f.unsqueeze(0).split(self.inner, dim=1)
+        # One-row matrices, not vectors: onnxruntime 1.31's optimiser gets a transposed matrix times a vector wrong.
+        return F.relu(F.linear(query, w_query) + F.linear(key, w_key).mT) / key.shape[1]

@@ -23,6 +23,22 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(-3, -2).flatten(-2)
 
 
+def fused_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float, mask: Tensor | None = None) -> Tensor:
+    """softmax(scale q·k) v on PyTorch's fused kernel, for inputs that it would otherwise compute in full.
+
+    The kernel wants the features of a token side by side in memory, and values as wide as keys; other widths are
+    filled up with zeros, which changes nothing.
+    """
+    missing = key.shape[-1] - value.shape[-1]
+    width = value.shape[-1]
+    if missing > 0:
+        value = F.pad(value, (0, missing))
+    elif missing < 0:
+        query, key = F.pad(query, (0, -missing)), F.pad(key, (0, -missing))
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)[..., :width]
+
+
 class Attention(nn.Module):
     """Attention without projections: what the queries collect from the values.
 
@@ -126,8 +142,7 @@ class Attention(nn.Module):
             mask, gain = self.scope(query, key.shape[-2])
             if gain is None:
                 query, key, scale = self.score.dot_form(query, key)
-                fused = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-                return merge_heads(fused)
+                return merge_heads(fused_attention(query, key, value, scale=scale, mask=mask))
         weights = self._weights(query, key)
         context = merge_heads(weights @ value)
         return (context, weights) if return_weights else context

@@ -39,9 +39,7 @@ def bottleneck_mhsa_weights(
     return softmax(logits, axis=3)
 
 
-def bottleneck_mhsa(
-    x: Array, wq: Array, wk: Array, wv: Array, rel_h: Array, rel_w: Array, heads: int
-) -> Array:
+def bottleneck_mhsa(x: Array, wq: Array, wk: Array, wv: Array, rel_h: Array, rel_w: Array, heads: int) -> Array:
     """Self-attention over all the positions of a map."""
     a = bottleneck_mhsa_weights(x, wq, wk, wv, rel_h, rel_w, heads)
     y = np.einsum("bnij,bndj->bndi", a, _split(x, wv, heads))

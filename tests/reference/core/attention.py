@@ -59,9 +59,7 @@ def multi_head(q: Array, k: Array, v: Array, heads: int, mask: Mask | None = Non
     return np.concatenate(contexts, axis=1), np.stack(weights)
 
 
-def multi_dimensional(
-    q: Array, k: Array, v: Array, w: Array, u: Array, b: Array, vmat: Array
-) -> tuple[Array, Array]:
+def multi_dimensional(q: Array, k: Array, v: Array, w: Array, u: Array, b: Array, vmat: Array) -> tuple[Array, Array]:
     """e_ij = V tanh(W q_i + U k_j + b) in R^dv, a_ij[f] = softmax_j e_ij[f], c_i[f] = sum_j a_ij[f] v_j[f].
 
     After Shen et al. 2018 (DiSAN), tanh for their sigma, no output bias (softmax cancels it).

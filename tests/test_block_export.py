@@ -1,0 +1,56 @@
+"""Every block can be compiled, exported and run by onnxruntime."""
+
+import onnxruntime
+import pytest
+import torch
+
+from tests.blocks import DEFAULTS, Case
+
+every_block = pytest.mark.parametrize("case", DEFAULTS, ids=lambda case: case.id)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 16, 7, 5)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+
+
+@every_block
+def test_compiles_without_graph_breaks(case, x):
+    block = case.build(dtype=torch.float32)
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), block(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["se", "cbam", "fca", "nonlocal", "mhsa", "residual"])
+def test_compiles_with_inductor(name, x):
+    block = Case(name).build(dtype=torch.float32).train()
+    compiled = torch.compile(block, fullgraph=True)
+    x.requires_grad_()
+    expected = torch.autograd.grad(block(x).square().sum(), x)[0]
+    actual = torch.autograd.grad(compiled(x).square().sum(), x)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
+
+
+@every_block
+def test_exports(case, x):
+    block = case.build(dtype=torch.float32)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(block, (x,), dynamic_shapes=({0: batch},))
+    other = torch.randn(5, 16, 7, 5)
+    torch.testing.assert_close(program.module()(other), block(other), rtol=1e-4, atol=1e-5)
+
+
+@every_block
+def test_runs_in_onnxruntime(case, x, tmp_path):
+    block = case.build(dtype=torch.float32)
+    file = tmp_path / "block.onnx"
+    torch.onnx.export(block, (x,), file, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (output,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(output), block(x), rtol=1e-4, atol=1e-5)

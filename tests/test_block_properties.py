@@ -1,0 +1,221 @@
+"""Properties that hold for every registered block; a new one is picked up by itself."""
+
+import copy
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+
+import visattn
+from tests.blocks import DEFAULTS, Case, randomise
+from visattn.blocks import FAMILIES, Gate, block_info
+
+every_block = pytest.mark.parametrize("case", DEFAULTS, ids=lambda case: case.id)
+SIZES = [(1, 1), (7, 5), (33, 17)]
+
+
+def attention_shapes(case, batch, height, width):
+    """The four kinds of maps a block may return."""
+    channels, pixels = case.channels, height * width
+    return [
+        (batch, channels, 1, 1),
+        (batch, 1, height, width),
+        (batch, channels, height, width),
+        *((batch, heads, pixels, pixels) for heads in (1, 4)),
+    ]
+
+
+@every_block
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_shapes(case, size, batch):
+    block = case.build(dtype=torch.float32)
+    x = torch.randn(batch, case.channels, *size)
+    assert block(x).shape == x.shape
+    assert block.attention(x).shape in attention_shapes(case, batch, *size)
+    assert block(x).isfinite().all()
+
+
+@every_block
+@pytest.mark.parametrize("channels", [32, 64, 100, 256])
+def test_widths(case, channels):
+    block = visattn.create_block(case.name, channels).eval()
+    x = torch.randn(1, channels, 6, 4)
+    assert block(x).shape == x.shape
+
+
+@every_block
+def test_does_not_depend_on_batch_mates(case):
+    block = case.build()
+    x = torch.randn(3, case.channels, 7, 5, dtype=torch.float64)
+    alone = torch.cat([block(image) for image in x.split(1)])
+    torch.testing.assert_close(block(x), alone, rtol=1e-12, atol=1e-12)
+
+
+@every_block
+def test_leaves_its_input_alone(case):
+    block = case.build().train()
+    x = torch.randn(2, case.channels, 7, 5, dtype=torch.float64)
+    before = x.clone()
+    block(x)
+    block.attention(x)
+    assert torch.equal(x, before)
+
+
+@every_block
+def test_every_parameter_receives_a_gradient(case):
+    block = Case(case.name, channels=64).build().train()  # wide enough that no bottleneck is dead by chance
+    x = torch.randn(4, 64, 9, 7, dtype=torch.float64, requires_grad=True)
+    block(x).square().sum().backward()
+    assert x.grad is not None
+    assert x.grad.abs().sum() > 0
+    cancelled = {"gc": {"key.bias"}}.get(case.name, set())  # a softmax does not notice a constant
+    for name, parameter in block.named_parameters():
+        assert parameter.grad is not None, name
+        if name not in cancelled:
+            assert parameter.grad.abs().sum() > 0, name
+
+
+@every_block
+def test_nothing_is_left_behind_when_moved(case):
+    """A tensor kept outside of parameters and buffers would stay on the CPU."""
+    block = case.build().to("meta")
+    x = torch.empty(2, case.channels, 7, 5, device="meta", dtype=torch.float64)
+    assert block(x).is_meta
+    assert block.attention(x).is_meta
+
+
+@every_block
+def test_is_built_on_the_device_and_in_the_type_asked_for(case):
+    block = visattn.create_block(case.name, case.channels, device="meta", dtype=torch.bfloat16)
+    for name, tensor in (*block.named_parameters(), *block.named_buffers()):
+        assert tensor.is_meta, name
+        assert tensor.dtype in (torch.bfloat16, torch.int64), name
+
+
+@every_block
+def test_bfloat16(case):
+    reference = case.build(dtype=torch.float32)
+    block = copy.deepcopy(reference).bfloat16()
+    x = torch.randn(2, case.channels, 7, 5)
+    output = block(x.bfloat16())
+    assert output.dtype == torch.bfloat16
+    error = (output.float() - reference(x)).norm() / reference(x).norm()
+    assert error < 0.05
+
+
+@every_block
+def test_autocast(case):
+    block = case.build(dtype=torch.float32).train()
+    x = torch.randn(2, case.channels, 7, 5, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = block(x)
+    output.float().sum().backward()
+    assert output.isfinite().all()
+
+
+@every_block
+def test_channels_last(case):
+    block = case.build(dtype=torch.float32)
+    x = torch.randn(2, case.channels, 7, 5)
+    last = copy.deepcopy(block).to(memory_format=torch.channels_last)
+    torch.testing.assert_close(last(x.to(memory_format=torch.channels_last)), block(x), rtol=1e-4, atol=1e-5)
+
+
+@every_block
+def test_state_dict_round_trip(case):
+    block = case.build()
+    file = io.BytesIO()
+    torch.save(block.state_dict(), file)
+    file.seek(0)
+    other = visattn.create_block(case.name, case.channels, dtype=torch.float64).eval()
+    other.load_state_dict(torch.load(file, weights_only=True))
+    x = torch.randn(2, case.channels, 7, 5, dtype=torch.float64)
+    assert torch.equal(other(x), block(x))
+
+
+@every_block
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda block: pickle.loads(pickle.dumps(block))])
+def test_copies(case, duplicate):
+    block = case.build()
+    x = torch.randn(2, case.channels, 7, 5, dtype=torch.float64)
+    other = duplicate(block)
+    assert torch.equal(other(x), block(x))
+    randomise(other)
+    assert not {id(p) for p in other.parameters()} & {id(p) for p in block.parameters()}
+
+
+@every_block
+def test_trains(case):
+    """One step on a batch moves every weight that a gradient reaches, from the block's own initialisation."""
+    block = visattn.create_block(case.name, case.channels)
+    optimiser = torch.optim.SGD(block.parameters(), lr=0.1) if list(block.parameters()) else None
+    x = torch.randn(4, case.channels, 7, 5)
+    loss = (block(x) - torch.randn_like(x)).square().mean()
+    if optimiser:
+        before = [p.clone() for p in block.parameters()]
+        loss.backward()
+        optimiser.step()
+        assert any(not torch.equal(p, q) for p, q in zip(before, block.parameters(), strict=True))
+    assert loss.isfinite()
+
+
+@every_block
+def test_is_written_as_agreed(case):
+    """DESIGN: channels first, everything else by keyword, no **kwargs, a documented class, a runnable example."""
+    info = block_info(case.name)
+    first, *others = inspect.signature(info.factory).parameters.values()
+    assert first.name == "channels"
+    assert first.kind is first.POSITIONAL_OR_KEYWORD
+    assert all(p.kind is p.KEYWORD_ONLY for p in others)
+    assert {"device", "dtype"} <= {p.name for p in others}
+    assert info.family in FAMILIES
+    assert info.factory.__doc__
+    module = inspect.getmodule(info.factory)
+    assert ">>>" in module.__doc__
+    assert "Differences" in module.__doc__
+    assert "http" in module.__doc__
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in DEFAULTS if issubclass(block_info(case.name).factory, Gate)], ids=lambda case: case.id
+)
+def test_a_gate_is_a_product(case):
+    block = case.build()
+    x = torch.randn(2, case.channels, 7, 5, dtype=torch.float64)
+    assert torch.equal(block(x), x * block.attention(x))
+
+
+@pytest.mark.parametrize("name", ["gc", "gct", "nonlocal", "nonlocal_concat", "nonlocal_dot", "nonlocal_gaussian"])
+def test_blocks_that_start_as_the_identity(name):
+    block = visattn.create_block(name, 16)
+    x = torch.randn(2, 16, 7, 5)
+    assert torch.equal(block(x), x)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("eca", {"kernel_size": 4}, "odd"),
+        ("spatial", {"kernel_size": 2}, "odd"),
+        ("mhsa", {"heads": 5}, "5 heads do not divide 16"),
+        ("splat", {"radix": 3}, "16 channels cannot be divided"),
+        ("ge", {"extent": -1}, "extent"),
+        ("ge_theta", {"extent": 6}, "power of two"),
+        ("fca", {"size": 5}, "at least 7"),
+        ("residual", {"depth": 0}, "depth"),
+        ("simam", {"lam": 0}, "lam"),
+        ("nonlocal", {"subsample": 0}, "subsample"),
+        ("se", {"rd_ratio": 0}, "rd_ratio"),
+    ],
+)
+def test_bad_settings_are_explained(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        visattn.create_block(name, 16, **options)
+
+
+def test_a_map_smaller_than_a_global_kernel_is_explained():
+    with pytest.raises(ValueError, match=r"built for maps of \(8, 8\) or larger, got \(7, 5\)"):
+        visattn.create_block("ge_theta", 16, size=8)(torch.randn(2, 16, 7, 5))

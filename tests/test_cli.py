@@ -1,0 +1,51 @@
+import subprocess
+import sys
+
+import pytest
+
+import visattn
+from visattn.cli import main
+from visattn.counting import count_macs, count_parameters
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-m", "visattn", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_blocks_prints_every_block_with_its_figures(capsys):
+    assert main(["blocks"]) == 0
+    rows = {line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines() if line.startswith("│")}
+    assert sorted(rows) == visattn.list_blocks()
+    for name, row in rows.items():
+        block = visattn.create_block(name, 256)
+        _, _, family, parameters, macs, paper, _ = (cell.strip() for cell in row.split("│"))
+        assert family in ("channel", "spatial", "mixed", "self")
+        assert parameters == f"{count_parameters(block):,}"
+        assert macs == f"{count_macs(block, 1, 256, 14, 14):,}"
+        assert "et al." in paper or "&" in paper
+
+
+def test_blocks_can_be_filtered(capsys):
+    assert main(["blocks", "nonlocal*", "--family", "self"]) == 0
+    output = capsys.readouterr().out
+    assert "nonlocal_concat" in output
+    assert "cbam" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--family", "chanel"], "did you mean 'channel'"), (["xyz*"], "no block matches 'xyz*'")],
+)
+def test_mistakes_are_one_line(arguments, message, capsys):
+    assert main(["blocks", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_command_and_the_module_are_the_same():
+    result = run("--version")
+    assert result.returncode == 0
+    assert result.stdout == f"visattn {visattn.__version__}\n"
+    assert run("blocks", "--famly").returncode == 2
+    assert run().returncode == 2

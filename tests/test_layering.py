@@ -1,0 +1,105 @@
+"""Imports go only downwards, and each third-party package lives where DESIGN puts it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "visattn"
+
+# Top to bottom; a module may import from its own layer and from those below.
+LAYERS = [
+    "__main__", "cli", "report", "evaluate", "explain", "training", "data", "models", "hard", "blocks", "core",
+    "counting", "registry",
+]  # fmt: skip
+
+# Where a package may be imported; packages that are not listed may be imported anywhere.
+HOMES = {
+    "lightning": {"training", "data/datamodule"},
+    "albumentations": {"data"},
+    "cv2": {"data"},
+    "timm": {"models", "training", "data", "explain", "hard"},
+    "matplotlib": {"report"},
+    "PIL": {"report", "data"},
+    "pytorch_grad_cam": {"explain"},
+    "rich": {"cli", "report", "training"},
+}
+PURE = {"registry": set(), "core": {"torch"}, "blocks": {"torch"}, "counting": {"torch"}}
+
+
+def imports(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield node.module
+
+
+def violations(package: Path) -> list[str]:
+    """Every import that goes upwards or that fetches a package from outside its home."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        place = path.relative_to(package).with_suffix("").as_posix()
+        layer = place.split("/")[0]
+        if layer == "__init__":
+            continue  # the front door gathers the public names
+        if layer not in LAYERS:
+            found.append(f"{place}: not in any layer")
+            continue
+        for name in imports(path):
+            top, _, rest = name.partition(".")
+            if top == "visattn":
+                target = rest.split(".")[0]
+                if target and LAYERS.index(target) < LAYERS.index(layer):
+                    found.append(f"{place} imports upwards: {name}")
+            elif top in HOMES and not HOMES[top] & {layer, place}:
+                found.append(f"{place} imports {top}, which belongs to {', '.join(sorted(HOMES[top]))}")
+            elif layer in PURE and top not in PURE[layer] | set(sys.stdlib_module_names):
+                found.append(f"{place} imports {top}, beyond {', '.join(PURE[layer]) or 'the standard library'}")
+    return found
+
+
+def test_imports_go_only_downwards():
+    assert violations(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "message"),
+    [
+        ("core/new", "from visattn.blocks import CBAM", "imports upwards"),
+        ("blocks/new", "import visattn.models.attach", "imports upwards"),
+        ("blocks/new", "import timm", "imports timm"),
+        ("blocks/new", "import numpy as np", "imports numpy"),
+        ("explain/new", "import matplotlib.pyplot", "imports matplotlib"),
+        ("registry", "import torch", "imports torch"),
+        ("data/readers", "import lightning", "imports lightning"),
+        ("misc/new", "import os", "not in any layer"),
+    ],
+)
+def test_the_guard_can_fail(tmp_path, place, line, message):
+    file = tmp_path / f"{place}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(line)
+    (found,) = violations(tmp_path)
+    assert message in found
+
+
+def loaded_after(statement):
+    code = f"import sys; {statement}; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+HEAVY = {"lightning", "albumentations", "cv2", "matplotlib", "pytorch_grad_cam", "rich", "jsonargparse", "sklearn"}
+
+
+def test_importing_visattn_is_cheap():
+    """People who want a block pay for torch and timm only (benchmarks/import_time.py has the seconds)."""
+    assert not loaded_after("import visattn") & HEAVY
+
+
+def test_the_import_guard_can_fail():
+    assert loaded_after("import visattn, rich") & HEAVY == {"rich"}

@@ -1,0 +1,80 @@
+"""Non-local attention on a large map never holds the N x N matrix."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import visattn
+from tests.blocks import Case
+
+# Peak resident memory of one forward and backward pass above the level before it, in MiB.
+MEASURE = """
+import resource, torch, visattn
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+class Explicit(visattn.blocks.NonLocal):
+    def _context(self, query, key, value):
+        return torch.bmm(torch.softmax(torch.bmm(query, key.mT) * query.shape[-1] ** -0.5, -1), value)
+
+def step(kind, side, batch):
+    block = kind(64)
+    x = torch.randn(batch, 64, side, side, requires_grad=True)
+    block(x).square().sum().backward()
+
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+kind = {"fused": visattn.blocks.NonLocal, "explicit": Explicit}["%s"]
+step(kind, 8, 1)  # load kernels
+before = peak()
+step(kind, 56, 4)
+print(peak() - before)
+"""
+
+
+def peak_memory(kind):
+    result = subprocess.run([sys.executable, "-c", MEASURE % kind], capture_output=True, text=True, check=True)
+    return float(result.stdout)
+
+
+def test_a_quarter_of_the_explicit_form():
+    explicit, fused = peak_memory("explicit"), peak_memory("fused")
+    assert explicit > 150  # one matrix of 3136 x 3136 floats for each of four images: the measure sees them
+    assert fused <= explicit / 4, f"{fused:.0f} MiB against {explicit:.0f} MiB"
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor that any operation returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, torch.Tensor):
+                self.elements = max(self.elements, value.numel())
+        return result
+
+
+@pytest.mark.parametrize("name", ["nonlocal", "nonlocal_gaussian", "nonlocal_dot", "mhsa", "double"])
+def test_no_matrix_of_all_pairs(name):
+    block = Case(name).build(dtype=torch.float32)
+    x = torch.randn(1, 16, 48, 48, requires_grad=True)
+    pairs = (48 * 48) ** 2
+    with LargestTensor() as largest:
+        block(x).sum().backward()
+    assert largest.elements < pairs / 2
+    with LargestTensor() as largest, torch.no_grad():
+        block.attention(x)
+    assert largest.elements >= pairs
+
+
+def test_the_measure_can_fail():
+    block = visattn.create_block("nonlocal_concat", 16)
+    with LargestTensor() as largest:
+        block(torch.randn(1, 16, 48, 48))
+    assert largest.elements >= (48 * 48) ** 2
