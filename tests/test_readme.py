@@ -1,0 +1,37 @@
+"""What the README says is true."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import visattn
+from visattn.blocks import base
+from visattn.registry import Registry
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_examples_run(monkeypatch):
+    monkeypatch.setattr(base, "BLOCKS", Registry("block", {name: base.block_info(name) for name in base.BLOCKS}))
+    names = {}
+    for example in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+        exec(example, names)
+    assert names["gate"].shape == (8, 256, 14, 14)
+    assert names["context"].shape == (2, 10, 64)
+    assert visattn.create_block("halve", 3).gain.shape == (3, 1, 1)
+
+
+def test_the_table_lists_every_block():
+    rows = re.findall(r"^\| (\w+) \| (.*) \|$", README, re.MULTILINE)
+    listed = {family: sorted(re.findall(r"`(\w+)`", blocks)) for family, blocks in rows if family in base.FAMILIES}
+    assert listed == {family: visattn.list_blocks(family=family) for family in listed}
+    assert sorted(sum(listed.values(), [])) == visattn.list_blocks()
+    assert f"{len(visattn.list_blocks())} plug-in blocks" in README
+
+
+@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md"])
+def test_links_lead_somewhere(file):
+    for target in re.findall(r"\]\(([^)h#][^)]*)\)", (ROOT / file).read_text()):
+        assert (ROOT / target).exists(), target
