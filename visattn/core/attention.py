@@ -93,15 +93,32 @@ class Attention(nn.Module):
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
         """The attention weights (..., heads, Nq, Nk)."""
-        return self._weights(split_heads(query, self.heads), split_heads(key, self.heads))
+        return self.head_weights(split_heads(query, self.heads), split_heads(key, self.heads))
 
-    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
+    def head_weights(self, query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The weights (..., heads, Nq, Nk) of queries and keys that are already split, (..., heads, N, d).
+
+        ``bias`` is added to the energies: relative positions, or minus infinity for what must not be seen.
+        """
         mask, gain = self.scope(query, key.shape[-2])
         energies = self.score(query, key)
+        if bias is not None:
+            energies = energies + bias
         if mask is not None:
             energies = energies.masked_fill(~mask, -torch.inf)
         weights = self.distribution(energies)
         return weights if gain is None else weights * gain
+
+    def head_context(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The context (..., heads, Nq, d) of what is already split into heads."""
+        if isinstance(self.score, DotScore) and self.distribution is softmax:
+            mask, gain = self.scope(query, key.shape[-2])
+            if gain is None:
+                if bias is not None:
+                    mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+                query, key, scale = self.score.dot_form(query, key)
+                return fused_attention(query, key, value, scale=scale, mask=mask)
+        return self.head_weights(query, key, bias) @ value
 
     @overload
     def forward(
@@ -138,14 +155,10 @@ class Attention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         query, key, value = (split_heads(x, self.heads) for x in (query, key, value))
-        if not return_weights and isinstance(self.score, DotScore) and self.distribution is softmax:
-            mask, gain = self.scope(query, key.shape[-2])
-            if gain is None:
-                query, key, scale = self.score.dot_form(query, key)
-                return merge_heads(fused_attention(query, key, value, scale=scale, mask=mask))
-        weights = self._weights(query, key)
-        context = merge_heads(weights @ value)
-        return (context, weights) if return_weights else context
+        if not return_weights:
+            return merge_heads(self.head_context(query, key, value))
+        weights = self.head_weights(query, key)
+        return merge_heads(weights @ value), weights
 
     def extra_repr(self) -> str:
         """Heads and distribution, for print(model)."""

@@ -1,0 +1,421 @@
+"""attach and detach: any block into any network, without changing what it computes."""
+
+import copy
+import inspect
+import io
+import pickle
+
+import onnxruntime
+import pytest
+import timm
+import torch
+import torch.multiprocessing
+from torch import nn
+
+import visattn
+from tests import families
+from visattn.blocks import block_info
+from visattn.models.attach import choose, survey_places
+from visattn.models.attachments import Attached
+from visattn.models.layout import Layout, grid, recognise
+
+KINDS = [
+    "test_resnet",
+    "test_convnext",
+    "test_vit",
+    "test_efficientnet",
+    "test_byobnet",
+    "test_nfnet",
+    "test_mambaout",
+    "vit_tiny_patch16_224",
+    "deit_tiny_distilled_patch16_224",
+    "swin_tiny_patch4_window7_224",
+    "levit_128s",
+    "densenet121",
+]
+
+
+def model_and_image(name, **kwargs):
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=10, **kwargs).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * 0.02
+    return model, torch.rand(2, *model.pretrained_cfg["input_size"])
+
+
+class SmallCNN(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU()),
+        )
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x):
+        return self.head(self.features(x).mean((2, 3)))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_model_of_every_kind(name):
+    """Bit for bit the same, trainable, and gone after detach; the sweep does this for every timm module."""
+    model, x = model_and_image(name)
+    assert families.check(model, x, "stages") > 0
+    if survey_places(model).blocks():
+        assert families.check(model, x, "blocks") > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("family", [name for name in timm.list_modules() if name != "visattn"])
+def test_every_family(family):
+    assert families.row(family, families.smallest(family)).result == "ok"
+
+
+def test_the_table_of_families_is_complete():
+    rows = [line for line in families.TABLE.read_text().splitlines() if line.startswith("| ") and "`" in line]
+    listed = [line.split(" | ")[0].removeprefix("| ") for line in rows]
+    assert listed == [name for name in timm.list_modules() if name != "visattn"]
+
+
+@pytest.mark.parametrize("block", visattn.list_blocks())
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout"])  # NCHW, tokens, NHWC
+def test_every_block_starts_as_the_identity_and_learns(name, block):
+    model, x = model_and_image(name)
+    before = model(x)
+    narrow = "rd_ratio" in inspect.signature(block_info(block).factory).parameters
+    visattn.attach(model, block, at="stages", **({"rd_ratio": 1 / 2} if narrow else {}))  # no unit dead by chance
+    assert torch.equal(model(x), before)
+    reached = {name: 0.0 for name, _ in model.visattn.named_parameters()}
+    optimiser = torch.optim.SGD(model.visattn.parameters(), lr=1)
+    for _ in range(4):
+        optimiser.zero_grad()
+        model(x).square().mean().backward()
+        for name, parameter in model.visattn.named_parameters():
+            reached[name] += parameter.grad.abs().sum().item()
+        optimiser.step()
+    for place, attached in model.visattn.named_children():
+        assert reached[f"{place}.gain"] > 0
+        own = [reached[f"{place}.block.{name}"] for name, _ in attached.block.named_parameters()]
+        assert not own or max(own) > 0, f"{place} does not learn"
+
+
+def test_identity_is_a_gain_of_zero_and_paper_has_none():
+    model, x = model_and_image("test_resnet")
+    before = model(x)
+    visattn.attach(model, "cbam")
+    assert all(one.gain.item() == 0 for one in model.visattn.children())
+    visattn.detach(model)
+    visattn.attach(model, "cbam", init="paper")
+    assert all(one.gain is None for one in model.visattn.children())
+    assert not torch.equal(model(x), before)
+    assert torch.equal(model.visattn.layer1__0.block.spatial.gate.bn.weight, torch.zeros(1))
+
+
+def test_checkpoints_cross_the_line_both_ways():
+    plain, x = model_and_image("test_resnet")
+    attached = visattn.attach(copy.deepcopy(plain), "cbam")
+    for parameter in attached.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    assert [key for key in attached.state_dict() if not key.startswith("visattn.")] == list(plain.state_dict())
+
+    report = visattn.load_state_dict(attached, plain.state_dict())
+    assert report.loaded == len(plain.state_dict())
+    assert report.new
+    assert all(key.startswith("visattn.") for key in report.new)
+    assert "new in the model" in str(report)
+    assert torch.equal(attached.fc.weight, plain.fc.weight)
+
+    with torch.no_grad():
+        attached.fc.weight += 1
+    report = visattn.load_state_dict(plain, attached.state_dict())
+    assert report.ignored
+    assert "ignored" in str(report)
+    assert torch.equal(attached.fc.weight, plain.fc.weight)
+
+    state = plain.state_dict()
+    del state["fc.weight"]
+    with pytest.raises(RuntimeError, match=r"Missing key.*fc\.weight"):
+        visattn.load_state_dict(attached, state)
+    attached.eval()
+    other = visattn.attach(copy.deepcopy(plain), "cbam").eval()
+    assert visattn.load_state_dict(other, attached.state_dict()) == visattn.models.LoadReport(
+        len(attached.state_dict()), [], []
+    )
+    assert torch.equal(other(x), attached(x))
+
+
+def test_a_plain_checkpoint_loads_strictly(caplog):
+    plain, x = model_and_image("test_resnet")
+    attached = visattn.attach(timm.create_model("test_resnet", num_classes=10).eval(), "se")
+    attached.load_state_dict(plain.state_dict())
+    assert torch.equal(attached(x), plain(x))
+    assert "the checkpoint has no attached blocks" in caplog.text
+    state = attached.state_dict()
+    del state["visattn.layer1__0.gain"]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        attached.load_state_dict(state)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+def test_prefix_tokens_pass_untouched(prefix):
+    layout = Layout("tokens", 4, prefix)
+    x = torch.randn(2, prefix + 15, 4)
+    attached = Attached(visattn.create_block("spatial", 4).eval(), layout, torch.ones(()))
+    y = attached(x, (30, 50))
+    assert torch.equal(y[:, :prefix], x[:, :prefix])
+    torch.testing.assert_close(y[:, prefix:], x[:, prefix:] / 2)  # CBAM's spatial gate starts at one half
+
+
+@pytest.mark.parametrize("layout", [Layout("NCHW", 4), Layout("NHWC", 4), Layout("tokens", 4, 2)], ids=str)
+def test_layouts_agree(layout):
+    """The same block on the same pixels, however they are arranged, on a map that is not square."""
+    block = visattn.create_block("cbam", 4, kernel_size=3).eval()
+    for parameter in block.parameters():
+        nn.init.normal_(parameter)
+    feature = torch.randn(2, 4, 3, 5)
+    x = layout.from_map(feature, torch.randn(2, 2 + 15, 4))
+    assert torch.equal(layout.to_map(x, (24, 40)), feature)
+    for gain in (None, torch.tensor(0.3)):
+        y = Attached(block, layout, gain)(x, (24, 40))
+        expected = block(feature) if gain is None else feature + 0.3 * (block(feature) - feature)
+        torch.testing.assert_close(layout.to_map(y, (24, 40)), expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "prefix", "layout"),
+    [
+        ((2, 64, 14, 14), 0, Layout("NCHW", 64)),
+        ((2, 14, 14, 64), 0, Layout("NHWC", 64)),
+        ((2, 197, 64), 1, Layout("tokens", 64, 1)),
+        ((2, 198, 64), 2, Layout("tokens", 64, 2)),
+        ((2, 196, 64), 1, Layout("tokens", 64, 0)),  # CaiT adds its class token late
+        ((2, 201, 64), 0, Layout("tokens", 64, 5)),
+        ((2, 1000), 0, None),
+        ((2, 1, 64), 0, None),
+        ((2, 64, 1, 1), 0, None),
+    ],
+)
+def test_layouts_are_recognised(shape, prefix, layout):
+    assert recognise(shape, (224, 224), prefix) == layout
+
+
+def test_grids():
+    assert grid(6, (20, 30)) == (2, 3)
+    assert grid(7, (10, 10)) in ((1, 7), (7, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "kwargs"),
+    [
+        ("test_resnet", (96, 160), {}),
+        ("test_vit", (160, 96), {"dynamic_img_size": True}),
+        ("deit_tiny_distilled_patch16_224", (96, 160), {"dynamic_img_size": True}),
+        ("test_mambaout", (96, 160), {}),
+    ],
+)
+def test_images_that_are_not_square(name, size, kwargs):
+    model, _ = model_and_image(name, **kwargs)
+    x = torch.rand(2, 3, *size)
+    before = model(x)
+    seen = []
+    visattn.attach(model, "cbam", at="blocks")
+    for one in model.visattn.children():
+        one.block.register_forward_hook(lambda m, args, y: seen.append(tuple(args[0].shape[2:])))
+    assert torch.equal(model(x), before)
+    assert all(height * size[1] == width * size[0] for height, width in seen)
+
+
+def test_your_own_cnn():
+    model = SmallCNN().eval()
+    x = torch.rand(2, 3, 32, 32)
+    before = model(x)
+    visattn.attach(model, "eca", at=["features.1", "features.3"])
+    assert list(model.visattn._modules) == ["features__1", "features__3"]
+    assert torch.equal(model(x), before)
+    visattn.detach(model)
+    visattn.attach(model, "eca", at="features.[13]")
+    assert list(model.visattn._modules) == ["features__1", "features__3"]
+
+
+def test_a_sequential_still_runs():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+    x = torch.rand(2, 3, 16, 16)
+    before = model(x)
+    visattn.attach(model, "cbam", at="1", example=x)
+    assert torch.equal(model(x), before)
+    visattn.detach(model)
+    assert len(model) == 5
+
+
+def test_your_own_block():
+    def build(channels, gain=2.0):
+        layer = nn.Conv2d(channels, channels, 1, groups=channels, bias=False)
+        nn.init.constant_(layer.weight, gain)
+        return layer
+
+    model = SmallCNN().eval()
+    visattn.attach(model, build, at="features.3", init="paper", gain=3.0)
+    x = torch.rand(1, 3, 8, 8)
+    torch.testing.assert_close(model(x), model.head(3 * model.features[:3](x).relu().mean((2, 3))))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"at": "layer9"}, "'layer9' does not exist: did you mean"),
+        ({"at": ["layer1", "fc"]}, "'fc' is not a feature map: feature maps: conv1"),
+        ({"at": "nothing*"}, "does not exist"),
+        ({"init": "zero"}, "init is 'identity' or 'paper', got 'zero'"),
+        ({"block": "cbm"}, "unknown block 'cbm': did you mean 'cbam'"),
+        ({"example": torch.rand(1, 7, 8, 8)}, "could not be run"),
+    ],
+)
+def test_mistakes_are_explained(options, message):
+    model, x = model_and_image("test_resnet")
+    before = list(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        visattn.attach(model, options.pop("block", "se"), **options)
+    assert list(model.state_dict()) == before
+    assert model(x).shape == (2, 10)
+
+
+def test_blocks_that_are_not_there_are_explained():
+    with pytest.raises(ValueError, match="the network has no blocks; feature maps: features"):
+        visattn.attach(SmallCNN(), "se", at="blocks")
+    with pytest.raises(ValueError, match="nothing is attached"):
+        visattn.detach(SmallCNN())
+
+
+def test_places_without_effect_are_refused():
+    """Behind the last block of a ViT only the class token is read: a block on the patches would do nothing."""
+    model, _ = model_and_image("test_vit", global_pool="token", class_token=True)
+    with pytest.raises(ValueError, match=r"'blocks\.5' does not reach the output"):
+        visattn.attach(model, "se", at="blocks.5")
+    found = survey_places(model)
+    assert [place.name for place in choose(model, found, "blocks")] == [f"blocks.{i}" for i in range(5)]
+    assert [place.name for place in choose(model, found, "stages")] == ["blocks.4"]
+    pooled, _ = model_and_image("test_vit", global_pool="avg", class_token=False)
+    assert [place.name for place in choose(pooled, survey_places(pooled), "stages")] == ["blocks.5"]
+
+
+def test_twice_at_one_place_only_if_asked_for():
+    model, x = model_and_image("test_resnet")
+    before = model(x)
+    visattn.attach(model, "se", at="stages")
+    with pytest.raises(ValueError, match="'layer1' already has a block attached; stack=True"):
+        visattn.attach(model, "cbam", at="stages")
+    visattn.attach(model, "cbam", at="layer1", stack=True)
+    assert [name for name in model.visattn._modules if "layer1" in name] == ["layer1", "layer1__2"]
+    assert torch.equal(model(x), before)
+
+
+def test_nothing_but_the_blocks_changes():
+    """Modes, gradients, hooks and random numbers are as before; detach leaves no trace."""
+    model, x = model_and_image("test_vit")
+    model.train()
+    model.blocks[0].eval()
+    model(x).sum().backward()
+    modes = [module.training for module in model.modules()]
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    weights = copy.deepcopy(model.state_dict())
+    visattn.attach(model, "simam", at="blocks")
+    visattn.detach(model)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(p.grad, gradients[name]) for name, p in model.named_parameters() if p.grad is not None)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def learned(name="test_resnet", block="cbam"):
+    model, x = model_and_image(name)
+    visattn.attach(model, block, at="stages")
+    for one in model.visattn.children():
+        nn.init.constant_(one.gain, 0.3)
+    return model, x
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_independent(name, duplicate):
+    model, x = learned(name)
+    other = duplicate(model)
+    before = model(x)
+    assert torch.equal(other(x), before)
+    for one in other.visattn.children():
+        nn.init.zeros_(one.gain)
+    assert not torch.equal(other(x), before)
+    assert torch.equal(model(x), before)
+    visattn.detach(other)
+    assert torch.equal(model(x), before)
+
+
+def test_saved_weights_come_back():
+    model, x = learned()
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other = visattn.attach(timm.create_model("test_resnet", num_classes=10).eval(), "cbam", at="stages")
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(other(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_vit"])
+def test_compiles_without_graph_breaks(name):
+    torch._dynamo.reset()
+    model, x = learned(name)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
+def test_exports(name, tmp_path):
+    model, x = learned(name)
+    program = torch.export.export(model, (x,))
+    torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
+    file = tmp_path / "model.onnx"
+    torch.onnx.export(model, (x,), file, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (output,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(output), model(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_vit"])
+def test_features_only(name):
+    torch.manual_seed(0)
+    model = timm.create_model(name, features_only=True).eval()
+    x = torch.rand(2, *model.pretrained_cfg["input_size"])
+    before = model(x)
+    visattn.attach(model, "cbam", at="stages")
+    assert all(torch.equal(a, b) for a, b in zip(model(x), before, strict=True))
+    for one in model.visattn.children():
+        nn.init.constant_(one.gain, 0.5)
+    assert not torch.equal(model(x)[-1], before[-1])
+
+
+def _train_in_two_processes(rank, folder):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    model, batch = learned("test_vit", "se")
+    replica = nn.parallel.DistributedDataParallel(model)
+    optimiser = torch.optim.SGD(replica.parameters(), lr=0.1)
+    for _ in range(2):
+        optimiser.zero_grad()
+        replica(batch[rank : rank + 1]).square().mean().backward()
+        optimiser.step()
+    if rank == 0:
+        torch.save(model.state_dict(), f"{folder}/weights.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_distributed_data_parallel(tmp_path):
+    """Two processes with one image each end with the weights of one process with both."""
+    torch.multiprocessing.spawn(_train_in_two_processes, (str(tmp_path),), nprocs=2)
+    model, batch = learned("test_vit", "se")
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimiser.zero_grad()
+        model(batch).square().mean().backward()
+        optimiser.step()
+    trained = torch.load(tmp_path / "weights.pt", weights_only=True)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-6, msg=name)

@@ -1,0 +1,154 @@
+"""Patch attention in vision transformers."""
+
+import copy
+import pickle
+
+import pytest
+import timm
+import timm.layers
+import torch
+
+import visattn
+from visattn.models import PatchAttention
+from visattn.models.names import PATCH_ATTENTION
+from visattn.models.patch import Patch
+
+MODELS = [
+    "vit_tiny_patch16_224",
+    "deit_tiny_distilled_patch16_224",
+    "test_vit",
+    "eva02_tiny_patch14_224",
+    "test_vit2",
+    "vit_small_patch16_rope_224",
+    "beit_base_patch16_224",
+]
+
+
+def model_and_image(name, **kwargs):
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=10, **kwargs).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * 0.02
+    return model, torch.rand(1, *model.pretrained_cfg["input_size"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("fused", [True, False])
+def test_scaled_dot_and_softmax_are_timms(name, fused):
+    timm.layers.set_fused_attn(fused)
+    try:
+        model, x = model_and_image(name)
+    finally:
+        timm.layers.set_fused_attn(True)
+    before = model(x)
+    keys = list(model.state_dict())
+    visattn.attach(model, "patch")
+    assert any(isinstance(module, Patch) for module in model.modules())
+    assert list(model.state_dict()) == keys
+    torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
+    visattn.detach(model)
+    assert torch.equal(model(x), before)
+    assert not any(isinstance(module, Patch) for module in model.modules())
+
+
+@pytest.mark.parametrize("attn", PATCH_ATTENTION)
+def test_every_name(attn):
+    torch.manual_seed(0)
+    plain = timm.create_model("test_vit", num_classes=3)
+    torch.manual_seed(0)
+    model = visattn.create_model("test_vit", attn=attn, num_classes=3)
+    x = torch.rand(2, 3, 160, 160)
+    output = model(x)
+    output.square().mean().backward()
+    assert output.shape == (2, 3)
+    assert all(p.grad is not None for name, p in model.named_parameters())
+    assert torch.equal(model.blocks[0].attn.qkv.weight, plain.blocks[0].attn.qkv.weight)
+    if attn != "patch":
+        assert not torch.allclose(model.eval()(x), plain.eval()(x), atol=1e-5)
+
+
+def test_the_module_is_a_drop_in():
+    torch.manual_seed(0)
+    ours = PatchAttention(64, 4, qkv_bias=True).eval()
+    theirs = timm.layers.Attention(64, 4, qkv_bias=True).eval()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 10, 64)
+    torch.testing.assert_close(ours(x), theirs(x))
+    weights = ours.attention(x)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 10))
+    mask = torch.ones(10, 10, dtype=torch.bool).tril()
+    expected = theirs(x, attn_mask=mask)
+    torch.testing.assert_close(ours(x, attn_mask=mask), expected)
+    torch.testing.assert_close(ours(x, is_causal=True), expected)
+    additive = torch.zeros(10, 10).masked_fill(~mask, -torch.inf)
+    torch.testing.assert_close(ours(x, attn_mask=additive), expected)
+
+
+def test_dropout_of_weights_still_happens():
+    ours = PatchAttention(64, 4, attn_drop=0.5).train()
+    x = torch.randn(2, 10, 64)
+    assert not torch.equal(ours(x), ours(x))
+    assert torch.equal(ours.eval()(x), ours(x))
+
+
+@pytest.mark.parametrize("scope", ["local_2d", "window_2d"])
+def test_windows_are_windows_of_patches(scope):
+    """A patch sees its neighbours and the class token; the class token sees everything; also when not square."""
+    model, _ = model_and_image("test_vit", dynamic_img_size=True)
+    options = {"radius": 1} if scope == "local_2d" else {"size": 2}
+    visattn.attach(model, "patch", scope=scope, **options)
+    seen = []
+    attn = model.blocks[0].attn
+    attn.register_forward_hook(lambda module, args, output: seen.append(module.attention(args[0])))
+    model(torch.rand(1, 3, 64, 96))  # 4 x 6 patches of 16 pixels
+    visible = seen[0][0, 0] > 0
+    assert visible[0].all()
+    assert visible[:, 0].all()
+    patches = visible[1:, 1:].view(4, 6, 4, 6)
+    if scope == "local_2d":
+        assert patches[2, 2].nonzero().tolist() == [[y, x] for y in (1, 2, 3) for x in (1, 2, 3)]
+    else:
+        assert patches[2, 2].nonzero().tolist() == [[y, x] for y in (2, 3) for x in (2, 3)]
+
+
+def test_weights_cross_over():
+    model, _ = model_and_image("test_vit")
+    plain = copy.deepcopy(model)
+    visattn.attach(model, "patch", score="general")
+    report = visattn.load_state_dict(model, plain.state_dict())
+    assert len(report.new) == 6
+    report = visattn.load_state_dict(plain, model.state_dict())
+    assert len(report.ignored) == 6
+
+
+def test_copies():
+    model, x = model_and_image("test_vit")
+    visattn.attach(model, "patch", score="cosine", scope="local_2d")
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"score": "cosine"}, {"distribution": "entmax15"}, {"scope": "local_2d"}], ids=str
+)
+def test_compiles_without_graph_breaks(options):
+    torch._dynamo.reset()
+    model, x = model_and_image("test_vit")
+    visattn.attach(model, "patch", **options)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_mistakes_are_explained():
+    model, _ = model_and_image("test_vit")
+    with pytest.raises(ValueError, match="unknown score 'cosin'"):
+        visattn.attach(model, "patch", score="cosin")
+    assert not any(isinstance(module, Patch) for module in model.modules())
+    with pytest.raises(TypeError, match="scope 'global' takes no options, got radius"):
+        visattn.attach(model, "patch", radius=3)
+    visattn.attach(model, "patch")
+    with pytest.raises(ValueError, match="already has patch attention"):
+        visattn.attach(model, "patch")
+    with pytest.raises(ValueError, match="has no attention that patch attention can replace"):
+        visattn.attach(timm.create_model("test_resnet"), "patch")

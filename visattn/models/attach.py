@@ -1,0 +1,235 @@
+"""Put any block into any network that is already built, and take it out again.
+
+>>> import timm, torch
+>>> model = timm.create_model("resnet18").eval()
+>>> x = torch.randn(1, 3, 64, 64)
+>>> before = model(x)
+>>> _ = attach(model, "cbam", at="stages")
+>>> torch.equal(model(x), before)
+True
+>>> _ = detach(model)
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from visattn.blocks import create_block
+from visattn.models.attachments import NAME, Attached, Attachments, Call, ImageSize, attachments, calls, remove
+from visattn.models.patch import restore_attention, swap_attention
+from visattn.models.survey import Place, Survey, evaluating, survey
+from visattn.registry import suggest
+
+Init = Literal["identity", "paper"]
+BlockLike = str | Callable[..., nn.Module]
+
+
+def attach(
+    model: nn.Module,
+    block: BlockLike,
+    at: str | Sequence[str] | None = None,
+    *,
+    init: Init = "identity",
+    stack: bool = False,
+    example: Tensor | None = None,
+    **options: Any,
+) -> nn.Module:
+    """Put a block behind every chosen module of a network, in place.
+
+    The network's own parameters keep their names and values; those of the blocks are new, below ``visattn.``.
+
+    Args:
+        model: any network; timm's and your own.
+        block: a registered name, or a function of the number of channels that returns a module; ``"patch"`` turns
+            the attention of a vision transformer into :class:`PatchAttention`, with its weights, instead.
+        at: ``"blocks"`` (every residual block), ``"stages"`` (the end of every resolution), or names and globs of
+            modules; residual blocks, or stages where there are none, unless given.
+        init: ``"identity"`` blends the block in with a learnable gain, so that the output is the same bit for bit at
+            first; ``"paper"`` is the block as its paper starts it.
+        stack: allow a second block at a place that has one.
+        example: a batch of images that the network accepts; needed only if the network does not say its input size.
+        **options: for the block.
+
+    Returns:
+        The same model.
+    """
+    if block == "patch":
+        return swap_attention(model, **options)
+    if init not in ("identity", "paper"):
+        raise ValueError(f"init is 'identity' or 'paper', got {init!r}")
+    found = survey_places(model, example)
+    places = choose(model, found, at)
+    return attach_at(model, block, dict.fromkeys(places, options), init=init, stack=stack)
+
+
+def attach_at(
+    model: nn.Module,
+    block: BlockLike,
+    places: Mapping[Place, Mapping[str, Any]],
+    *,
+    init: Init,
+    stack: bool = False,
+) -> nn.Module:
+    """Put a block with given options behind each of these places."""
+    occupied = {name for name, _ in calls(model)}
+    for place in places:
+        if place.name in occupied and not stack:
+            raise ValueError(f"{place.name!r} already has a block attached; stack=True puts another one behind it")
+    built = {place: _attached(model, block, place, init, options) for place, options in places.items()}
+    container = attachments(model)
+    if container is None:
+        container = Attachments()
+        model.add_module(NAME, container)
+        model.register_forward_pre_hook(ImageSize())
+    image = next(hook for hook in model._forward_pre_hooks.values() if isinstance(hook, ImageSize))
+    for place, attached in built.items():
+        container.add(place.name, attached)
+        model.get_submodule(place.name).register_forward_hook(Call(attached, image, place.index))
+    return model
+
+
+def detach(model: nn.Module) -> nn.Module:
+    """Take all attached blocks out again; the network is exactly as before, with its weights as they are now."""
+    restored = restore_attention(model)
+    if attachments(model) is None and not restored:
+        raise ValueError("nothing is attached to this model")
+    remove(model)
+    return model
+
+
+def _attached(model: nn.Module, block: BlockLike, place: Place, init: Init, options: Mapping[str, Any]) -> Attached:
+    near = next(iter(model.get_submodule(place.name).parameters()), None)
+    near = next(model.parameters()) if near is None else near
+    channels = place.layout.channels
+    if isinstance(block, str):
+        built = create_block(block, channels, device=near.device, dtype=near.dtype, **options)
+    else:
+        built = block(channels, **options).to(near.device, near.dtype)
+    built.train(model.training)
+    if init == "paper":
+        return Attached(built, place.layout, None)
+    # Behind a gain of zero, a block that starts as the identity by itself would never learn: its own gradient and
+    # the gain's would both stay zero. Such a block gets a gain of one.
+    start = 1.0 if not near.is_meta and _is_identity(built, place, near) else 0.0
+    return Attached(built, place.layout, torch.full((), start, device=near.device, dtype=near.dtype))
+
+
+def _is_identity(block: nn.Module, place: Place, like: Tensor) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(2, place.layout.channels, *place.size, generator=generator).to(like.device, like.dtype)
+    with torch.no_grad(), evaluating(block):
+        return torch.equal(block(probe), probe)
+
+
+def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
+    """Run the network once, on an example or on an image of the size it says it was made for."""
+    failure: Exception | None = None
+    for image in [example] if example is not None else list(_example_images(model)):
+        try:
+            return survey(model, image[:1].repeat(2, *[1] * (image.ndim - 1)))
+        except Exception as error:  # a network can refuse an image in any way it likes
+            failure = error
+    raise ValueError(
+        f"the network could not be run ({failure}): give example=, a batch of images that it accepts"
+    ) from failure
+
+
+def _example_images(model: nn.Module) -> Iterator[Tensor]:
+    """Images of the sizes that a network may have been made for, most likely first."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    channels, height, width = config.get("input_size") or (3, 224, 224)
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    embedding = getattr(model, "patch_embed", None)
+    sizes = [getattr(embedding, "img_size", None), (height, width)]
+    like = next(model.parameters(), torch.empty(()))
+    for size in sizes:
+        for depth in (channels, first.in_channels if first is not None else channels):
+            if size is not None:
+                generator = torch.Generator().manual_seed(0)
+                yield torch.rand(1, depth, *size, generator=generator).to(like.device, like.dtype)
+
+
+def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> list[Place]:
+    """The places that ``at`` stands for; what cannot be matched, or would have no effect, raises."""
+    places = found.places()
+    if at is None:
+        at = "blocks" if found.blocks() else "stages"
+    if at in ("blocks", "stages"):
+        names = found.blocks() if at == "blocks" else found.stages()
+        if not names:
+            raise ValueError(f"the network has no {at}; {_could_match(places)}")
+        effective = _effective(model, found, [places[name] for name in names])
+        if at == "stages" and len(effective) < len(names):  # class-token pooling: one block earlier
+            lost = [places[name] for name in names if places[name] not in effective]
+            earlier = _effective(model, found, [p for name in found.blocks() if (p := places[name]) not in lost])
+            for place in lost:
+                effective += [p for p in earlier if p.size == place.size][-1:]
+        if not effective:
+            raise ValueError(f"no {at} of the network reach its output; {_could_match(places)}")
+        return list(dict.fromkeys(effective))
+    chosen: list[Place] = []
+    for pattern in [at] if isinstance(at, str) else at:
+        matches = [place for name, place in places.items() if fnmatch.fnmatchcase(name, pattern)]
+        if not matches:
+            known = dict(model.named_modules())
+            reason = "is not a feature map" if pattern in known else "does not exist"
+            close = suggest(pattern, places)
+            close = f" {close}" if close.startswith("did you mean") else ""
+            raise ValueError(f"the output of {pattern!r} {reason}:{close} {_could_match(places)}")
+        chosen += matches
+    chosen = list(dict.fromkeys(chosen))
+    without = [place.name for place in chosen if place not in _effective(model, found, chosen)]
+    if without:
+        raise ValueError(
+            f"what happens to the pixels behind {', '.join(map(repr, without))} does not reach the output (the class "
+            "token is read there): choose an earlier place"
+        )
+    return chosen
+
+
+def _could_match(places: Mapping[str, Place]) -> str:
+    names = list(places)
+    shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    return f"feature maps: {shown or 'none'}"
+
+
+def _effective(model: nn.Module, found: Survey, places: Sequence[Place]) -> list[Place]:
+    """Those places whose pixels have an influence on the output.
+
+    Only networks with class tokens (before the pixels, or beside them in a tuple) are in question: the last blocks may
+    be read at that token alone. A copy of them is run once, forwards and backwards.
+    """
+    doubtful = [place for place in places if place.layout.prefix or place.index is not None]
+    if not doubtful:
+        return list(places)
+    outputs: dict[Place, Tensor] = {}
+    shadow = copy.deepcopy(model).eval()
+
+    def keep(place: Place) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            outputs[place] = output if place.index is None else output[place.index]
+
+        return hook
+
+    for place in doubtful:
+        shadow.get_submodule(place.name).register_forward_hook(keep(place))
+    like = next(model.parameters())
+    generator = torch.Generator().manual_seed(0)
+    image = torch.rand(1, *found.input_shape[1:], generator=generator).to(like.device, like.dtype)
+    with torch.enable_grad():
+        result = shadow(image.requires_grad_())
+        while not isinstance(result, Tensor):
+            result = result[-1] if isinstance(result, tuple | list) else list(result.values())[-1]
+        gradients = torch.autograd.grad(result.square().sum(), list(outputs.values()), allow_unused=True)
+    dead = {
+        place
+        for place, gradient in zip(outputs, gradients, strict=True)
+        if gradient is None or not gradient[:, place.layout.prefix :].any()
+    }
+    return [place for place in places if place not in dead]

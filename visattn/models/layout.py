@@ -1,0 +1,88 @@
+"""How a network arranges a feature map, and how to turn it into (B, C, H, W) and back.
+
+Three arrangements occur: ``NCHW``, ``NHWC``, and tokens ``(B, N, C)`` in which the first few may be class, distillation
+or register tokens (the prefix) and the rest are the pixels in row order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The arrangement of a feature map of known width."""
+
+    kind: Literal["NCHW", "NHWC", "tokens"]
+    channels: int
+    prefix: int = 0
+
+    def __str__(self) -> str:
+        return f"tokens + {self.prefix}" if self.kind == "tokens" and self.prefix else self.kind
+
+    def size(self, shape: Sequence[int], image: tuple[int, int] | None = None) -> tuple[int, int]:
+        """Height and width of the map in a tensor of this shape."""
+        if self.kind == "NCHW":
+            return shape[2], shape[3]
+        if self.kind == "NHWC":
+            return shape[1], shape[2]
+        return grid(shape[1] - self.prefix, image)
+
+    def to_map(self, x: Tensor, image: tuple[int, int] | None = None) -> Tensor:
+        """(B, C, H, W), without the prefix. ``image`` is the network's input size, the shape of which tokens keep."""
+        if self.kind == "NCHW":
+            return x
+        if self.kind == "NHWC":
+            return x.permute(0, 3, 1, 2)
+        return x[:, self.prefix :].mT.unflatten(2, self.size(x.shape, image))
+
+    def from_map(self, feature: Tensor, x: Tensor) -> Tensor:
+        """Back to the arrangement of x, whose prefix is kept."""
+        if self.kind == "NCHW":
+            return feature
+        if self.kind == "NHWC":
+            return feature.permute(0, 2, 3, 1)
+        tokens = feature.flatten(2).mT
+        return torch.cat([x[:, : self.prefix], tokens], dim=1) if self.prefix else tokens
+
+
+def grid(tokens: int, image: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Rows and columns of a map of that many tokens with the proportions of the image; a square if not known.
+
+    >>> grid(196), grid(98, (112, 224))
+    ((14, 14), (7, 14))
+    """
+    ratio = 1.0 if image is None else image[0] / image[1]
+    best = round(math.sqrt(tokens * ratio))
+    for rows in sorted(range(1, tokens + 1), key=lambda rows: abs(rows - best)):
+        if tokens % rows == 0:
+            return rows, tokens // rows
+    raise ValueError(f"{tokens} tokens are not a map")
+
+
+def recognise(shape: Sequence[int], image: tuple[int, int], prefix: int = 0) -> Layout | None:
+    """The layout of a tensor of this shape in a network that was given a square image; None if it is not a map.
+
+    Args:
+        shape: of the tensor.
+        image: height and width of the image that the network was given.
+        prefix: how many prefix tokens the network says it has.
+    """
+    if len(shape) == 4:
+        _, a, b, c = shape
+        if b == c and b > 1 and b <= max(image):
+            return Layout("NCHW", a)
+        if a == b and a > 1 and a <= max(image):
+            return Layout("NHWC", c)
+    if len(shape) == 3:
+        for extra in (prefix, *range(8)):
+            side = math.isqrt(max(0, shape[1] - extra))
+            if side > 1 and side * side == shape[1] - extra:
+                return Layout("tokens", shape[2], extra)
+    return None

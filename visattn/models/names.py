@@ -1,0 +1,95 @@
+"""Models with attention by name: ``resnet50_cbam``, ``vit_tiny_patch16_224_cosine``, ``convnext_tiny_se.fb_in1k``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import timm
+from torch import nn
+
+from visattn.blocks import block_info, list_blocks
+from visattn.models.attach import attach_at, choose, survey_places
+from visattn.models.patch import PATCH_ATTENTION, swap_attention
+from visattn.models.resnet import paper_places
+from visattn.registry import suggest
+
+SHORT = {"resnet": "resnet18"}  # what a bare family name stands for
+
+registered: set[str] = set()  # names that visattn itself has entered into timm's registry
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """A model's name as (timm's name, attention or None); the weight tag stays with timm's name.
+
+    >>> split_name("resnet50_cbam.a1_in1k"), split_name("resnet_nonlocal_dot"), split_name("resnet50")
+    (('resnet50.a1_in1k', 'cbam'), ('resnet18', 'nonlocal_dot'), ('resnet50', None))
+    """
+    architecture, dot, tag = name.partition(".")
+    if timm.is_model(architecture) and architecture not in registered:
+        return name, None
+    for attention in sorted([*list_blocks(), *PATCH_ATTENTION], key=len, reverse=True):
+        base = architecture.removesuffix(f"_{attention}")
+        base = SHORT.get(base, base)
+        if base != architecture and timm.is_model(base):
+            return f"{base}{dot}{tag}", attention
+    base, _, attention = architecture.rpartition("_")
+    if timm.is_model(SHORT.get(base, base)):
+        raise ValueError(f"unknown attention {attention!r} in {name!r}: {suggest(attention, attentions())}")
+    raise ValueError(f"unknown model {name!r}: {suggest(architecture, timm.list_models())}")
+
+
+def attentions() -> list[str]:
+    """Everything that can be asked for as ``attn``: the blocks, and the patch attentions for vision transformers."""
+    return sorted([*list_blocks(), *PATCH_ATTENTION])
+
+
+def create_model(
+    name: str,
+    attn: str | None = None,
+    pretrained: bool = False,
+    *,
+    attn_options: Mapping[str, Any] | None = None,
+    **timm_kwargs: Any,
+) -> nn.Module:
+    """A timm model with attention, as one name (``"resnet50_cbam"``) or two (``"resnet50", attn="cbam"``).
+
+    In a ResNet the block sits where its paper puts it (:mod:`visattn.models.resnet`), elsewhere behind every residual
+    block, or every stage. Without pretrained weights it starts as in its paper. With pretrained weights it is
+    blended in by a gain of zero, so that the model computes exactly what the backbone does.
+
+    Args:
+        name: of a timm model, with or without ``_<attention>`` and ``.<weights>``.
+        attn: a block, or a patch attention for vision transformers; see :func:`attentions`.
+        pretrained: load the backbone's weights.
+        attn_options: for the block.
+        **timm_kwargs: for ``timm.create_model``.
+    """
+    if attn is None:
+        name, attn = split_name(name)
+    else:
+        architecture, _, tag = name.partition(".")
+        name = ".".join(filter(None, (SHORT.get(architecture, architecture), tag)))
+        if attn not in PATCH_ATTENTION:
+            block_info(attn)  # an unknown one raises before anything is built
+        if not timm.is_model(name):
+            raise ValueError(f"unknown model {name!r}: {suggest(name.partition('.')[0], timm.list_models())}")
+    model = timm.create_model(name, pretrained=pretrained, **timm_kwargs)
+    if attn is None:
+        return model
+    if isinstance(config := getattr(model, "pretrained_cfg", None), dict):
+        config["architecture"] = f"{name.partition('.')[0]}_{attn}"
+    options = dict(attn_options or {})
+    if attn in PATCH_ATTENTION:
+        return swap_attention(model, **{**PATCH_ATTENTION[attn], **options})
+    found = survey_places(model)
+    places = paper_places(model, found, attn)
+    if not places:
+        at = "stages" if block_info(attn).family == "self" or attn in ("bam", "residual") else None
+        places = {place: {} for place in choose(model, found, at)}
+    return attach_at(
+        model,
+        attn,
+        {place: {**settings, **options} for place, settings in places.items()},
+        init="identity" if pretrained else "paper",
+    )

@@ -1,0 +1,273 @@
+r"""Patch attention: the self-attention of a vision transformer with other scores, distributions and scopes.
+
+Dosovitskiy et al., *An Image is Worth 16x16 Words*, ICLR 2021, https://arxiv.org/abs/2010.11929
+
+.. math:: z = W_o\, [\, g(f(q_h, k_h))\, v_h\, ]_{h}, \qquad [q, k, v] = W_{qkv}\, x
+
+With the scaled dot product f and the softmax g this is timm's ``Attention``, to rounding and at the same cost. Rotary
+position embeddings (EVA) and relative position biases (BEiT) are applied as there.
+
+>>> import torch
+>>> attention = PatchAttention(64, num_heads=4, score="cosine", distribution="sparsemax")
+>>> tokens = torch.randn(2, 197, 64)
+>>> attention(tokens).shape, attention.attention(tokens).shape
+(torch.Size([2, 197, 64]), torch.Size([2, 4, 197, 197]))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers.attention import Attention as TimmAttention
+from timm.layers.attention import AttentionRope
+from timm.layers.pos_embed_sincos import apply_rot_embed_cat
+from timm.models.beit import Attention as BeitAttention
+from timm.models.eva import EvaAttention
+from torch import Tensor, nn
+
+from visattn.core import Attention, Score
+from visattn.core.distributions import Distribution
+from visattn.core.scopes import Local2d, Scope, View, Window2d, causal
+from visattn.models.attachments import ImageSize
+from visattn.models.layout import grid
+
+# Names for create_model: one choice differs from timm's attention.
+PATCH_ATTENTION: dict[str, dict[str, Any]] = {
+    "patch": {},
+    "cosine": {"score": "cosine"},
+    "additive": {"score": "additive"},
+    "general": {"score": "general"},
+    "gaussian": {"score": "gaussian"},
+    "sparsemax": {"distribution": "sparsemax"},
+    "entmax15": {"distribution": "entmax15"},
+    "sigmoid": {"distribution": "sigmoid"},
+    "local": {"scope": "local_2d"},
+    "window": {"scope": "window_2d"},
+}
+
+
+class PatchScope(Scope):
+    """A 2-D scope over the patches; prefix tokens see everything and are seen by everybody.
+
+    Args:
+        kind: ``local_2d`` or ``window_2d``.
+        prefix: number of class, distillation and register tokens in front.
+        image: knows the proportions of the image, and so those of the patches' grid.
+        **options: radius or size of the window.
+    """
+
+    def __init__(self, kind: str, prefix: int, image: ImageSize, **options: Any) -> None:
+        super().__init__()
+        self.inner = Local2d(**options) if kind == "local_2d" else Window2d(**options)
+        self.prefix = prefix
+        self.image = image
+
+    def forward(self, query: Tensor, num_keys: int) -> View:
+        """The inner mask with a margin for the prefix."""
+        self.inner.grid = grid(num_keys - self.prefix, self.image.value)
+        mask = self.inner(query[..., self.prefix :, :], num_keys - self.prefix).mask
+        return View(F.pad(mask, (self.prefix, 0, self.prefix, 0), value=True))
+
+
+class Patch(nn.Module):
+    """What replaces the forward pass of timm's attention modules; weights and their names stay timm's.
+
+    ``visattn`` is the attention itself. The other attributes are those of the timm class that this is mixed into.
+    """
+
+    visattn: Attention
+
+    def _project(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, heads, N, d)."""
+        own: Any = self
+        if own.qkv is not None:
+            bias = own.qkv.bias
+            if getattr(self, "q_bias", None) is not None:
+                bias = torch.cat([own.q_bias, own.k_bias, own.v_bias])
+            qkv = F.linear(x, own.qkv.weight, bias).unflatten(-1, (3, own.num_heads, -1)).permute(2, 0, 3, 1, 4)
+            query, key, value = qkv.unbind(0)
+        else:
+            projections = own.q_proj, own.k_proj, own.v_proj
+            heads = own.num_heads, *[getattr(self, "num_kv_heads", own.num_heads)] * 2
+            query, key, value = (
+                projection(x).unflatten(-1, (number, -1)).transpose(1, 2)
+                for projection, number in zip(projections, heads, strict=True)
+            )
+        if not isinstance(self, BeitAttention):
+            query, key = own.q_norm(query), own.k_norm(key)
+        if rope is not None:
+            query, key = (self._rotate(tokens, rope).type_as(value) for tokens in (query, key))
+        if key.shape[1] < query.shape[1]:  # grouped queries share keys and values
+            key, value = (tokens.repeat_interleave(own.num_kv_groups, dim=1) for tokens in (key, value))
+        return query, key, value
+
+    def _rotate(self, tokens: Tensor, rope: Tensor) -> Tensor:
+        own: Any = self
+        prefix, patches = tokens[:, :, : own.num_prefix_tokens], tokens[:, :, own.num_prefix_tokens :]
+        half = getattr(self, "rotate_half", False)
+        return torch.cat([prefix, apply_rot_embed_cat(patches, rope, half=half)], dim=2)
+
+    def _attend(self, x: Tensor, rope: Tensor | None, bias: Tensor | None) -> Tensor:
+        own: Any = self
+        query, key, value = self._project(x, rope)
+        if self.training and own.attn_drop.p > 0:
+            context = own.attn_drop(self.visattn.head_weights(query, key, bias)) @ value
+        else:
+            context = self.visattn.head_context(query, key, value, bias)
+        out = context.transpose(1, 2).flatten(2)  # (B, N, heads·d)
+        if not isinstance(self, BeitAttention):
+            out = own.norm(out)
+            if own.gate is not None:
+                out = out * own.gate(x).sigmoid()
+        return own.proj_drop(own.proj(out))
+
+    def attention(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
+        """The weights (B, heads, N, N), prefix tokens included."""
+        query, key, _ = self._project(x, rope)
+        return self.visattn.head_weights(query, key)
+
+
+def _as_bias(mask: Tensor | None, is_causal: bool, x: Tensor) -> Tensor | None:
+    """timm's masks (true = visible, or something to add) as something to add to the energies."""
+    if is_causal:
+        visible = causal(x.shape[1], x.shape[1], device=x.device)
+        mask = (
+            visible if mask is None else mask & visible if mask.dtype == torch.bool else mask.where(visible, -torch.inf)
+        )
+    if mask is not None and mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, -torch.inf)
+    return mask
+
+
+class PatchAttention(Patch, TimmAttention):
+    """A drop-in for timm's ``Attention``.
+
+    Args:
+        dim: features of a token.
+        num_heads: must divide the features.
+        score, distribution, scope: as in :class:`visattn.core.Attention`.
+        **timm_kwargs: ``qkv_bias``, ``qk_norm``, ``proj_drop``, ... of timm's ``Attention``.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        score: str | Score = "scaled_dot",
+        distribution: str | Distribution = "softmax",
+        scope: str | Scope = "global",
+        **timm_kwargs: Any,
+    ) -> None:
+        super().__init__(dim, num_heads, **timm_kwargs)
+        self.visattn = _attention_for(self, score, distribution, scope)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """(B, N, dim) -> (B, N, dim)."""
+        return self._attend(x, None, _as_bias(attn_mask, is_causal, x))
+
+
+class PatchAttentionRope(Patch, AttentionRope):
+    """A drop-in for timm's ``AttentionRope``."""
+
+    def forward(
+        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """(B, N, dim) -> (B, N, dim)."""
+        return self._attend(x, rope, _as_bias(attn_mask, is_causal, x))
+
+
+class PatchEvaAttention(Patch, EvaAttention):
+    """A drop-in for timm's ``EvaAttention``."""
+
+    def forward(
+        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """(B, N, dim) -> (B, N, dim)."""
+        return self._attend(x, rope, _as_bias(attn_mask, is_causal, x))
+
+
+class PatchBeitAttention(Patch, BeitAttention):
+    """A drop-in for the attention of timm's BEiT, with its relative position bias."""
+
+    def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+        """(B, N, dim) -> (B, N, dim)."""
+        bias = shared_rel_pos_bias
+        if self.relative_position_bias_table is not None:
+            bias = self._get_rel_pos_bias() if bias is None else self._get_rel_pos_bias() + bias
+        return self._attend(x, None, bias)
+
+
+REPLACEMENTS: dict[type[nn.Module], type[Patch]] = {
+    TimmAttention: PatchAttention,
+    AttentionRope: PatchAttentionRope,
+    EvaAttention: PatchEvaAttention,
+    BeitAttention: PatchBeitAttention,
+}
+ORIGINALS = {patch: timm_class for timm_class, patch in REPLACEMENTS.items()}
+
+
+def _attention_for(module: Any, score: str | Score, distribution: str | Distribution, scope: str | Scope) -> Attention:
+    weight = module.proj.weight
+    return Attention(
+        module.proj.in_features,
+        score=score,
+        distribution=distribution,
+        scope=scope,
+        heads=module.num_heads,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+
+
+def swap_attention(
+    model: nn.Module,
+    *,
+    score: str = "scaled_dot",
+    distribution: str = "softmax",
+    scope: str = "global",
+    **scope_options: Any,
+) -> nn.Module:
+    """Turn every attention of a vision transformer into patch attention, in place, keeping its weights.
+
+    Args:
+        model: a timm model of the ViT, DeiT, EVA or BEiT kind.
+        score: ``scaled_dot``, ``cosine``, ``additive``, ``general``, ``gaussian``, ...
+        distribution: ``softmax``, ``sparsemax``, ``entmax15``, ``sigmoid``, ...
+        scope: ``global``, ``local_2d`` or ``window_2d``.
+        **scope_options: ``radius`` of a local, ``size`` of a window scope.
+    """
+    targets = [module for module in model.modules() if type(module) in REPLACEMENTS]
+    if not targets:
+        taken = any(isinstance(module, Patch) for module in model.modules())
+        reason = "already has patch attention" if taken else "has no attention that patch attention can replace"
+        names = ", ".join(f"{kind.__module__}.{kind.__name__}" for kind in REPLACEMENTS)
+        raise ValueError(f"{type(model).__name__} {reason} (it replaces {names})")
+    image = ImageSize()
+    prefix = getattr(model, "num_prefix_tokens", 0)
+    attentions = []
+    for target in targets:
+        if scope in ("local_2d", "window_2d"):
+            one: str | Scope = PatchScope(scope, prefix, image, **scope_options)
+        elif scope_options:
+            raise TypeError(f"scope {scope!r} takes no options, got {', '.join(scope_options)}")
+        else:
+            one = scope
+        attentions.append(_attention_for(target, score, distribution, one))
+    for target, attention in zip(targets, attentions, strict=True):
+        target.__class__ = REPLACEMENTS[type(target)]
+        target.visattn = attention.train(target.training)
+    if scope in ("local_2d", "window_2d"):
+        model.register_forward_pre_hook(image)
+    return model
+
+
+def restore_attention(model: nn.Module) -> bool:
+    """Turn patch attention back into timm's; whether there was any."""
+    swapped = [module for module in model.modules() if type(module) in ORIGINALS]
+    for module in swapped:
+        module.__class__ = ORIGINALS[type(module)]  # type: ignore[index]
+        del module.visattn
+    return bool(swapped)

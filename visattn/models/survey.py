@@ -1,0 +1,223 @@
+"""What places a network has where a block could sit, found by running it once on meta tensors.
+
+Nothing is computed and nothing is changed: it is a copy that runs, with stand-ins without storage for its parameters.
+(Some networks cache tensors in a forward pass, so the original must not be used.) Networks that cannot run on meta
+tensors are copied and run with their weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visattn.models.layout import Layout, recognise
+
+# Operations that a shortcut may pass through on its way around a block, as autograd names them.
+SHORTCUT = frozenset(
+    f"{name}Backward"
+    for name in (
+        *("Add", "Alias", "AsStrided", "Cat", "Clone", "ConstantPadNd", "Expand", "Gelu", "Hardswish", "Hardtanh"),
+        *("LeakyRelu", "Mish", "Permute", "Relu", "ReshapeAlias", "Roll", "Select", "Silu", "Slice", "Split"),
+        *("SplitWithSizes", "Squeeze", "ToCopy", "Transpose", "T", "UnsafeView", "Unsqueeze", "View"),
+    )
+)
+
+
+@dataclass
+class Visit:
+    """One module, as it was called."""
+
+    name: str
+    module: nn.Module
+    shape: tuple[int, ...]
+    layout: Layout
+    index: int | None  # position in the output if that is a tuple or list
+    residual: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """A module whose output is a feature map."""
+
+    name: str
+    layout: Layout
+    size: tuple[int, int]
+    index: int | None = None
+
+
+@dataclass
+class Survey:
+    """All places of a network in the order in which they finish."""
+
+    input_shape: tuple[int, ...]
+    modules: dict[str, nn.Module]
+    declared: list[str]
+    visits: list[Visit] = field(default_factory=list)
+
+    def places(self) -> dict[str, Place]:
+        """Every module whose output is a feature map, by name."""
+        found = {}
+        for visit in self.visits:
+            size = visit.layout.size(visit.shape, (self.input_shape[-2], self.input_shape[-1]))
+            found[visit.name] = Place(visit.name, visit.layout, size, visit.index)
+        return found
+
+    def blocks(self) -> list[str]:
+        """Residual blocks: modules around which a shortcut runs, and others of their kind.
+
+        A stage is also bypassed by the shortcuts of its blocks; it is told apart by holding them in a container.
+        """
+        kinds = {type(visit.module) for visit in self.visits if visit.residual and _is_unit(visit.module)}
+        names = dict.fromkeys(visit.name for visit in self.visits if type(visit.module) in kinds)
+        listed = [name for name in names if isinstance(self.modules[name.rpartition(".")[0]], CONTAINERS)]
+        units = [name for name in names if not any(inner.startswith(f"{name}.") for inner in listed)]
+        return [name for name in units if not any(name.startswith(f"{outer}.") for outer in units)]
+
+    def stages(self) -> list[str]:
+        """The end of every resolution.
+
+        timm says where that is in ``feature_info``, which is followed where it names one feature map per resolution.
+        Otherwise it is the last residual block of each resolution, or, without such blocks, the last outermost module.
+        """
+        places = self.places()
+        if self.declared and all(name in places for name in self.declared):
+            declared = [name for name in self.declared if _has_weights(self.modules[name])]
+            if len(declared) > 1 and len({places[name].size for name in declared}) == len(declared):
+                return declared
+        names = self.blocks()
+        if not names:
+            weighty = [name for name in places if _has_weights(self.modules[name])]
+            depth: dict[tuple[int, int], int] = {}
+            for name in weighty:
+                size = places[name].size
+                depth[size] = min(depth.get(size, 99), name.count("."))
+            names = [name for name in weighty if name.count(".") == depth[places[name].size]]
+        return list({places[name].size: name for name in names}.values())
+
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(p.ndim > 1 for p in module.parameters())
+
+
+def _is_unit(module: nn.Module) -> bool:
+    """Not a leaf, not a container that merely holds others."""
+    return _has_weights(module) and any(module.children()) and type(module) not in CONTAINERS
+
+
+def _first_tensor(values: Any) -> Tensor | None:
+    for value in values:
+        if isinstance(value, Tensor):
+            return value
+        if isinstance(value, tuple | list) and (inner := _first_tensor(value)) is not None:
+            return inner
+    return None
+
+
+def _runs_around(output: Tensor, inputs: Tensor) -> bool:
+    """Whether a shortcut leads from the input to the output: additions, but no layer, in between."""
+    target, todo, seen = inputs.grad_fn, [(output.grad_fn, False)], set()
+    while todo:
+        node, added = todo.pop()
+        if node is None or (node, added) in seen:
+            continue
+        seen.add((node, added))
+        if node is target:
+            if added:
+                return True
+            continue
+        kind = node.name().rstrip("0123456789")
+        if kind in SHORTCUT:
+            todo += [(after, added or kind == "AddBackward") for after, _ in node.next_functions]
+    return False
+
+
+def declared_stages(model: nn.Module) -> list[str]:
+    """The module names in timm's ``feature_info``, if the model has one."""
+    info = getattr(model, "feature_info", None) or []
+    return [entry["module"] for entry in (info if isinstance(info, list) else info.info)]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside, every module's own mode afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def weightless(model: nn.Module) -> Iterator[None]:
+    """Stand-ins without storage for all parameters and buffers inside, the real ones afterwards."""
+    stand_ins: dict[Tensor, Tensor] = {}
+    tables: list[dict[str, Any]] = [t for m in model.modules() for t in (m._parameters, m._buffers)]
+    real = [(table, dict(table)) for table in tables]
+    try:
+        for tensors, originals in real:
+            for name, tensor in originals.items():
+                if tensor is not None:
+                    if tensor not in stand_ins:
+                        floating = tensor.is_floating_point()
+                        stand_ins[tensor] = torch.empty_like(tensor, device="meta", requires_grad=floating)
+                    tensors[name] = stand_ins[tensor]
+        yield
+    finally:
+        for tensors, originals in real:
+            tensors.update(originals)
+
+
+def survey(model: nn.Module, example: Tensor) -> Survey:
+    """Run a network once and note every module whose output is a feature map.
+
+    Args:
+        model: any network.
+        example: a batch of at least two square images; only its shape matters.
+    """
+    with weightless(model):
+        shadow = copy.deepcopy(model).eval()
+    try:
+        return _walk(shadow, torch.empty_like(example, device="meta"))
+    except Exception:  # whatever a network does with values that are not there
+        return _walk(copy.deepcopy(model).eval(), example.detach().requires_grad_())
+
+
+def _walk(model: nn.Module, example: Tensor) -> Survey:
+    batch, (height, width) = example.shape[0], example.shape[-2:]
+    result = Survey(tuple(example.shape), dict(model.named_modules()), declared_stages(model))
+    prefix = getattr(model, "num_prefix_tokens", 0)
+
+    def visit(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            several = isinstance(output, tuple | list)
+            for index, value in enumerate(output if several else [output]):
+                if not isinstance(value, Tensor) or value.shape[:1] != (batch,):
+                    continue
+                layout = recognise(value.shape, (height, width), prefix)
+                if layout is None:
+                    continue
+                inputs = _first_tensor((*args, *kwargs.values()))
+                residual = inputs is not None and inputs.shape == value.shape and _runs_around(value, inputs)
+                position = index if several else None
+                result.visits.append(Visit(name, module, tuple(value.shape), layout, position, residual))
+                return
+
+        return hook
+
+    for name, module in result.modules.items():
+        if name:
+            module.register_forward_hook(visit(name), with_kwargs=True)
+    with torch.enable_grad():
+        model(example)
+    return result
