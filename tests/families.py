@@ -64,7 +64,7 @@ def check(model: torch.nn.Module, x: torch.Tensor, at: str, block: str = "se") -
     plain = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         before = tensor(model(x))
-    visattn.attach(model, block, at=at)
+    visattn.attach(model, block, at=at, example=x)
     assert [key for key in model.state_dict() if not key.startswith("visattn.")] == list(plain)
     with torch.no_grad():
         assert torch.equal(tensor(model(x)), before), "the output changed"
@@ -91,14 +91,28 @@ def check(model: torch.nn.Module, x: torch.Tensor, at: str, block: str = "se") -
     return len(attached)
 
 
+def images(model: torch.nn.Module) -> torch.Tensor:
+    """Two images of the model's own size, or smaller ones if that is large and it takes them."""
+    channels, height, width = model.pretrained_cfg["input_size"]
+    for side in (192, 224) if height > 400 else ():  # multiples of 16 and 48, or of 14
+        small = torch.rand(2, channels, side, side)
+        try:
+            with torch.no_grad():
+                model(small)
+        except (AssertionError, RuntimeError):
+            continue
+        return small
+    return torch.rand(2, channels, height, width)
+
+
 def row(family: str, name: str) -> Row:
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=10).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # some heads and branches start at zero
             parameter += torch.randn_like(parameter) * 0.02
-    x = torch.rand(2, *model.pretrained_cfg["input_size"])
-    found = survey_places(model)
+    x = images(model)
+    found = survey_places(model, x)
     places = choose(model, found, "stages")
     result = Row(family, name, layout=", ".join(dict.fromkeys(str(place.layout) for place in places)))
     try:

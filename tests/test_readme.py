@@ -8,6 +8,7 @@ import pytest
 
 import visattn
 from visattn.blocks import base
+from visattn.counting import count_parameters
 from visattn.registry import Registry
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +22,9 @@ def test_the_examples_run(monkeypatch):
         exec(example, names)
     assert names["gate"].shape == (8, 256, 14, 14)
     assert names["context"].shape == (2, 10, 64)
+    assert type(names["model"]).__name__ == "RegNet"
+    assert count_parameters(visattn.create_model("resnet50_cbam")) == 28_089_624
+    assert "28,089,624" in README
     assert visattn.create_block("halve", 3).gain.shape == (3, 1, 1)
 
 

@@ -21,7 +21,17 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks import create_block
-from visattn.models.attachments import NAME, Attached, Attachments, Call, ImageSize, attachments, calls, remove
+from visattn.models.attachments import (
+    NAME,
+    Attached,
+    Attachments,
+    Call,
+    ImageSize,
+    attachments,
+    calls,
+    remove,
+    replace_slot,
+)
 from visattn.models.patch import restore_attention, swap_attention
 from visattn.models.survey import Place, Survey, evaluating, survey
 from visattn.registry import suggest
@@ -211,14 +221,15 @@ def _effective(model: nn.Module, found: Survey, places: Sequence[Place]) -> list
     outputs: dict[Place, Tensor] = {}
     shadow = copy.deepcopy(model).eval()
 
-    def keep(place: Place) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            outputs[place] = output if place.index is None else output[place.index]
+    def tap(place: Place) -> Callable[..., Any]:
+        def own_tensor(x: Tensor) -> Tensor:
+            outputs[place] = x.clone()  # a tuple may hold one tensor twice, of which a hook can change only one
+            return outputs[place]
 
-        return hook
+        return lambda _module, _args, output: replace_slot(output, place.index, own_tensor)
 
     for place in doubtful:
-        shadow.get_submodule(place.name).register_forward_hook(keep(place))
+        shadow.get_submodule(place.name).register_forward_hook(tap(place))
     like = next(model.parameters())
     generator = torch.Generator().manual_seed(0)
     image = torch.rand(1, *found.input_shape[1:], generator=generator).to(like.device, like.dtype)

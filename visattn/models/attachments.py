@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -95,6 +95,15 @@ class ImageSize:
             self.value = (args[0].shape[2], args[0].shape[3])
 
 
+def replace_slot(output: Any, index: int | None, change: Callable[[Tensor], Tensor]) -> Any:
+    """A module's output with the tensor changed, or the one at that index if it is a tuple or list."""
+    if index is None:
+        return change(output)
+    values = list(output)
+    values[index] = change(values[index])
+    return tuple(values) if isinstance(output, tuple) else values
+
+
 class Call:
     """A hook that sends a module's output through an attached block."""
 
@@ -105,11 +114,7 @@ class Call:
 
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         """The output with the block applied."""
-        if self.index is None:
-            return self.attached(output, self.image.value)
-        values = list(output)
-        values[self.index] = self.attached(values[self.index], self.image.value)
-        return tuple(values) if isinstance(output, tuple) else values
+        return replace_slot(output, self.index, lambda x: self.attached(x, self.image.value))
 
 
 def attachments(model: nn.Module) -> Attachments | None:
