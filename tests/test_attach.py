@@ -32,6 +32,7 @@ KINDS = [
     "swin_tiny_patch4_window7_224",
     "levit_128s",
     "densenet121",
+    "vit_dwee_patch16_reg1_gap_256",
 ]
 
 

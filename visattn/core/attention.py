@@ -29,14 +29,15 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float, 
     The kernel wants the features of a token side by side in memory, and values as wide as keys; other widths are
     filled up with zeros, which changes nothing.
     """
-    missing = key.shape[-1] - value.shape[-1]
     width = value.shape[-1]
+    missing = key.shape[-1] - width
     if missing > 0:
         value = F.pad(value, (0, missing))
     elif missing < 0:
         query, key = F.pad(query, (0, -missing)), F.pad(key, (0, -missing))
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)[..., :width]
+    context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return context[..., :width] if missing > 0 else context
 
 
 class Attention(nn.Module):
