@@ -29,7 +29,7 @@ def compare(name: str, repeats: int, *, training: bool) -> float:
     torch.manual_seed(0)
     theirs = timm.create_model(name).train(training)
     ours = visattn.attach(copy.deepcopy(theirs), "patch")
-    x = torch.rand(4, *theirs.pretrained_cfg["input_size"])
+    x = torch.rand(4, 3, 224, 224)
 
     def step(model: torch.nn.Module) -> Callable[[], object]:
         def run() -> object:

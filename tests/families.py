@@ -15,6 +15,7 @@ import timm
 import torch
 
 import visattn
+from tests.models import model_and_images
 from visattn.models.attach import choose, survey_places
 
 TABLE = Path(__file__).parent.parent / "docs" / "families.md"
@@ -106,11 +107,7 @@ def images(model: torch.nn.Module) -> torch.Tensor:
 
 
 def row(family: str, name: str) -> Row:
-    torch.manual_seed(0)
-    model = timm.create_model(name, num_classes=10).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # some heads and branches start at zero
-            parameter += torch.randn_like(parameter) * 0.02
+    model, _ = model_and_images(name, number=0)
     x = images(model)
     found = survey_places(model, x)
     places = choose(model, found, "stages")

@@ -14,6 +14,7 @@ from torch import nn
 
 import visattn
 from tests import families
+from tests.models import model_and_images
 from visattn.blocks import block_info
 from visattn.models.attach import choose, survey_places
 from visattn.models.attachments import Attached
@@ -36,15 +37,6 @@ KINDS = [
 ]
 
 
-def model_and_image(name, **kwargs):
-    torch.manual_seed(0)
-    model = timm.create_model(name, num_classes=10, **kwargs).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += torch.randn_like(parameter) * 0.02
-    return model, torch.rand(2, *model.pretrained_cfg["input_size"])
-
-
 class SmallCNN(nn.Module):
     def __init__(self):
         super().__init__()
@@ -60,7 +52,7 @@ class SmallCNN(nn.Module):
 @pytest.mark.parametrize("name", KINDS)
 def test_a_model_of_every_kind(name):
     """Bit for bit the same, trainable, and gone after detach; the sweep does this for every timm module."""
-    model, x = model_and_image(name)
+    model, x = model_and_images(name)
     assert families.check(model, x, "stages") > 0
     if survey_places(model).blocks():
         assert families.check(model, x, "blocks") > 0
@@ -81,7 +73,7 @@ def test_the_table_of_families_is_complete():
 @pytest.mark.parametrize("block", visattn.list_blocks())
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout"])  # NCHW, tokens, NHWC
 def test_every_block_starts_as_the_identity_and_learns(name, block):
-    model, x = model_and_image(name)
+    model, x = model_and_images(name)
     before = model(x)
     narrow = "rd_ratio" in inspect.signature(block_info(block).factory).parameters
     visattn.attach(model, block, at="stages", **({"rd_ratio": 1 / 2} if narrow else {}))  # no unit dead by chance
@@ -101,7 +93,7 @@ def test_every_block_starts_as_the_identity_and_learns(name, block):
 
 
 def test_identity_is_a_gain_of_zero_and_paper_has_none():
-    model, x = model_and_image("test_resnet")
+    model, x = model_and_images("test_resnet")
     before = model(x)
     visattn.attach(model, "cbam")
     assert all(one.gain.item() == 0 for one in model.visattn.children())
@@ -113,7 +105,7 @@ def test_identity_is_a_gain_of_zero_and_paper_has_none():
 
 
 def test_checkpoints_cross_the_line_both_ways():
-    plain, x = model_and_image("test_resnet")
+    plain, x = model_and_images("test_resnet")
     attached = visattn.attach(copy.deepcopy(plain), "cbam")
     for parameter in attached.parameters():
         nn.init.normal_(parameter, std=0.1)
@@ -146,7 +138,7 @@ def test_checkpoints_cross_the_line_both_ways():
 
 
 def test_a_plain_checkpoint_loads_strictly(caplog):
-    plain, x = model_and_image("test_resnet")
+    plain, x = model_and_images("test_resnet")
     attached = visattn.attach(timm.create_model("test_resnet", num_classes=10).eval(), "se")
     attached.load_state_dict(plain.state_dict())
     assert torch.equal(attached(x), plain(x))
@@ -215,7 +207,7 @@ def test_grids():
     ],
 )
 def test_images_that_are_not_square(name, size, kwargs):
-    model, _ = model_and_image(name, **kwargs)
+    model, _ = model_and_images(name, **kwargs)
     x = torch.rand(2, 3, *size)
     before = model(x)
     seen = []
@@ -272,7 +264,7 @@ def test_your_own_block():
     ],
 )
 def test_mistakes_are_explained(options, message):
-    model, x = model_and_image("test_resnet")
+    model, x = model_and_images("test_resnet")
     before = list(model.state_dict())
     with pytest.raises(ValueError, match=message):
         visattn.attach(model, options.pop("block", "se"), **options)
@@ -289,18 +281,18 @@ def test_blocks_that_are_not_there_are_explained():
 
 def test_places_without_effect_are_refused():
     """Behind the last block of a ViT only the class token is read: a block on the patches would do nothing."""
-    model, _ = model_and_image("test_vit", global_pool="token", class_token=True)
+    model, _ = model_and_images("test_vit", global_pool="token", class_token=True)
     with pytest.raises(ValueError, match=r"'blocks\.5' does not reach the output"):
         visattn.attach(model, "se", at="blocks.5")
     found = survey_places(model)
     assert [place.name for place in choose(model, found, "blocks")] == [f"blocks.{i}" for i in range(5)]
     assert [place.name for place in choose(model, found, "stages")] == ["blocks.4"]
-    pooled, _ = model_and_image("test_vit", global_pool="avg", class_token=False)
+    pooled, _ = model_and_images("test_vit", global_pool="avg", class_token=False)
     assert [place.name for place in choose(pooled, survey_places(pooled), "stages")] == ["blocks.5"]
 
 
 def test_twice_at_one_place_only_if_asked_for():
-    model, x = model_and_image("test_resnet")
+    model, x = model_and_images("test_resnet")
     before = model(x)
     visattn.attach(model, "se", at="stages")
     with pytest.raises(ValueError, match="'layer1' already has a block attached; stack=True"):
@@ -312,7 +304,7 @@ def test_twice_at_one_place_only_if_asked_for():
 
 def test_nothing_but_the_blocks_changes():
     """Modes, gradients, hooks and random numbers are as before; detach leaves no trace."""
-    model, x = model_and_image("test_vit")
+    model, x = model_and_images("test_vit")
     model.train()
     model.blocks[0].eval()
     model(x).sum().backward()
@@ -328,7 +320,7 @@ def test_nothing_but_the_blocks_changes():
 
 
 def learned(name="test_resnet", block="cbam"):
-    model, x = model_and_image(name)
+    model, x = model_and_images(name)
     visattn.attach(model, block, at="stages")
     for one in model.visattn.children():
         nn.init.constant_(one.gain, 0.3)

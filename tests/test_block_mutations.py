@@ -57,7 +57,7 @@ MUTATIONS = [
     ("nonlocal", {}, 'Attention(self.inner, score="scaled_dot")', 'Attention(self.inner, score="dot")'),
     ("nonlocal", {}, "return x + self.bn(self.out(y))", "return self.bn(self.out(y))"),
     ("nonlocal", {"subsample": 2}, "tokens(self.phi(self._pooled(x)))", "tokens(self._pooled(self.phi(x)))"),
-    ("nonlocal_gaussian", {}, 'Attention(channels, score="dot")', 'Attention(channels, score="scaled_dot")'),
+    ("nonlocal_gaussian", {}, 'Attention(self.channels, score="dot")', 'Attention(self.channels, score="scaled_dot")'),
     ("nonlocal_dot", {}, "@ value) / key.shape[1]", "@ value)"),
     ("nonlocal_concat", {}, "return F.relu(F.linear(", "return abs(F.linear("),
     ("mhsa", {}, "position - position[:, None] + length - 1", "position[:, None] - position + length - 1"),

@@ -9,6 +9,7 @@ import timm.layers
 import torch
 
 import visattn
+from tests.models import model_and_images
 from visattn.models import PatchAttention
 from visattn.models.names import PATCH_ATTENTION
 from visattn.models.patch import Patch
@@ -24,21 +25,12 @@ MODELS = [
 ]
 
 
-def model_and_image(name, **kwargs):
-    torch.manual_seed(0)
-    model = timm.create_model(name, num_classes=10, **kwargs).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += torch.randn_like(parameter) * 0.02
-    return model, torch.rand(1, *model.pretrained_cfg["input_size"])
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("fused", [True, False])
 def test_scaled_dot_and_softmax_are_timms(name, fused):
     timm.layers.set_fused_attn(fused)
     try:
-        model, x = model_and_image(name)
+        model, x = model_and_images(name, 1)
     finally:
         timm.layers.set_fused_attn(True)
     before = model(x)
@@ -95,7 +87,7 @@ def test_dropout_of_weights_still_happens():
 @pytest.mark.parametrize("scope", ["local_2d", "window_2d"])
 def test_windows_are_windows_of_patches(scope):
     """A patch sees its neighbours and the class token; the class token sees everything; also when not square."""
-    model, _ = model_and_image("test_vit", dynamic_img_size=True)
+    model, _ = model_and_images("test_vit", dynamic_img_size=True)
     options = {"radius": 1} if scope == "local_2d" else {"size": 2}
     visattn.attach(model, "patch", scope=scope, **options)
     seen = []
@@ -113,7 +105,7 @@ def test_windows_are_windows_of_patches(scope):
 
 
 def test_weights_cross_over():
-    model, _ = model_and_image("test_vit")
+    model, _ = model_and_images("test_vit")
     plain = copy.deepcopy(model)
     visattn.attach(model, "patch", score="general")
     report = visattn.load_state_dict(model, plain.state_dict())
@@ -123,7 +115,7 @@ def test_weights_cross_over():
 
 
 def test_copies():
-    model, x = model_and_image("test_vit")
+    model, x = model_and_images("test_vit")
     visattn.attach(model, "patch", score="cosine", scope="local_2d")
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(other(x), model(x))
@@ -134,14 +126,14 @@ def test_copies():
 )
 def test_compiles_without_graph_breaks(options):
     torch._dynamo.reset()
-    model, x = model_and_image("test_vit")
+    model, x = model_and_images("test_vit")
     visattn.attach(model, "patch", **options)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_mistakes_are_explained():
-    model, _ = model_and_image("test_vit")
+    model, _ = model_and_images("test_vit")
     with pytest.raises(ValueError, match="unknown score 'cosin'"):
         visattn.attach(model, "patch", score="cosin")
     assert not any(isinstance(module, Patch) for module in model.modules())

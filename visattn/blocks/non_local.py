@@ -59,6 +59,8 @@ class PairwiseBlock(nn.Module, ABC):
         subsample: max-pool by this factor before keys and values.
     """
 
+    attend: Attention  # of the two softmax forms
+
     def __init__(
         self,
         channels: int,
@@ -71,11 +73,18 @@ class PairwiseBlock(nn.Module, ABC):
         super().__init__()
         if subsample < 1:
             raise ValueError(f"subsample must be 1 (off) or more, got {subsample}")
+        self.channels = channels
         self.inner = reduced(channels, rd_ratio)
         self.subsample = subsample
         self.g = nn.Conv2d(channels, self.inner, 1, device=device, dtype=dtype)
         self.out = nn.Conv2d(self.inner, channels, 1, device=device, dtype=dtype)
         self.bn = nn.BatchNorm2d(channels, device=device, dtype=dtype)
+        self._build({"device": device, "dtype": dtype})
+        self.reset_parameters()
+
+    @abstractmethod
+    def _build(self, factory: dict[str, Any]) -> None:
+        """Add what this form needs besides."""
 
     def reset_parameters(self) -> None:
         """Small convolutions, and the identity at first."""
@@ -92,13 +101,13 @@ class PairwiseBlock(nn.Module, ABC):
     def _queries_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries (B, N, d) and keys (B, M, d)."""
 
-    @abstractmethod
     def _weights(self, query: Tensor, key: Tensor) -> Tensor:
         """Weights (B, N, M)."""
+        return self.attend.weights(query, key).squeeze(1)
 
     def _context(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Weights times values, (B, N, d), without holding the weights where that is possible."""
-        return self._weights(query, key) @ value
+        return self.attend(query, key, value)
 
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other, (B, 1, N, N)."""
@@ -113,27 +122,11 @@ class PairwiseBlock(nn.Module, ABC):
 
 
 class EmbeddedBlock(PairwiseBlock):
-    """The forms that embed queries by θ and keys by φ.
+    """The forms that embed queries by θ and keys by φ."""
 
-    Args:
-        channels: C.
-        rd_ratio: width d of the embeddings as a fraction of C.
-        subsample: max-pool by this factor before keys and values.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        *,
-        rd_ratio: float = 1 / 2,
-        subsample: int = 1,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(channels, rd_ratio=rd_ratio, subsample=subsample, device=device, dtype=dtype)
-        self.theta = nn.Conv2d(channels, self.inner, 1, device=device, dtype=dtype)
-        self.phi = nn.Conv2d(channels, self.inner, 1, device=device, dtype=dtype)
-        self.reset_parameters()
+    def _build(self, factory: dict[str, Any]) -> None:
+        self.theta = nn.Conv2d(self.channels, self.inner, 1, **factory)
+        self.phi = nn.Conv2d(self.channels, self.inner, 1, **factory)
 
     def _queries_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return tokens(self.theta(x)), tokens(self.phi(self._pooled(x)))
@@ -141,69 +134,28 @@ class EmbeddedBlock(PairwiseBlock):
 
 @register_block("nonlocal", family="self", paper=PAPER)
 class NonLocal(EmbeddedBlock):
-    """Embedded Gaussian: scaled dot product and softmax.
+    """Embedded Gaussian: scaled dot product and softmax. Arguments: see :class:`PairwiseBlock`."""
 
-    Args:
-        channels: C.
-        rd_ratio: width d of the embeddings as a fraction of C.
-        subsample: max-pool by this factor before keys and values.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        *,
-        rd_ratio: float = 1 / 2,
-        subsample: int = 1,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(channels, rd_ratio=rd_ratio, subsample=subsample, device=device, dtype=dtype)
+    def _build(self, factory: dict[str, Any]) -> None:
+        super()._build(factory)
         self.attend = Attention(self.inner, score="scaled_dot")
-
-    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
-        return self.attend.weights(query, key).squeeze(1)
-
-    def _context(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self.attend(query, key, value)
 
 
 @register_block("nonlocal_gaussian", family="self", paper=PAPER)
 class NonLocalGaussian(PairwiseBlock):
-    """Gaussian: the pixels' own features are compared, without embeddings.
+    """Gaussian: the pixels' own features are compared, without embeddings. Arguments: see :class:`PairwiseBlock`."""
 
-    Args:
-        channels: C.
-        rd_ratio: width d of the values as a fraction of C.
-        subsample: max-pool by this factor before keys and values.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        *,
-        rd_ratio: float = 1 / 2,
-        subsample: int = 1,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(channels, rd_ratio=rd_ratio, subsample=subsample, device=device, dtype=dtype)
-        self.attend = Attention(channels, score="dot")
-        self.reset_parameters()
+    def _build(self, factory: dict[str, Any]) -> None:
+        del factory  # nothing to place
+        self.attend = Attention(self.channels, score="dot")
 
     def _queries_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return tokens(x), tokens(self._pooled(x))
 
-    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
-        return self.attend.weights(query, key).squeeze(1)
-
-    def _context(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self.attend(query, key, value)
-
 
 @register_block("nonlocal_dot", family="self", paper=PAPER)
 class NonLocalDot(EmbeddedBlock):
-    """Dot product, divided by the number of keys."""
+    """Dot product, divided by the number of keys. Arguments: see :class:`PairwiseBlock`."""
 
     def _weights(self, query: Tensor, key: Tensor) -> Tensor:
         return dot(query, key) / key.shape[1]
@@ -214,27 +166,21 @@ class NonLocalDot(EmbeddedBlock):
 
 @register_block("nonlocal_concat", family="self", paper=PAPER)
 class NonLocalConcat(EmbeddedBlock):
-    """Concatenation of both embeddings, one linear layer, ReLU, divided by the number of keys.
+    """Both embeddings, one linear layer, ReLU, divided by the number of keys. See :class:`PairwiseBlock`."""
 
-    Args:
-        channels: C.
-        rd_ratio: width d of the embeddings as a fraction of C.
-        subsample: max-pool by this factor before keys and values.
-    """
+    def _build(self, factory: dict[str, Any]) -> None:
+        super()._build(factory)
+        self.w_f = nn.Parameter(torch.empty(2 * self.inner, **factory))
 
-    def __init__(
-        self,
-        channels: int,
-        *,
-        rd_ratio: float = 1 / 2,
-        subsample: int = 1,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(channels, rd_ratio=rd_ratio, subsample=subsample, device=device, dtype=dtype)
-        self.w_f = nn.Parameter(torch.empty(2 * self.inner, device=device, dtype=dtype).normal_(std=0.01))
+    def reset_parameters(self) -> None:
+        """Small convolutions and a small score, and the identity at first."""
+        super().reset_parameters()
+        nn.init.normal_(self.w_f, std=0.01)
 
     def _weights(self, query: Tensor, key: Tensor) -> Tensor:
         w_query, w_key = self.w_f.unsqueeze(0).split(self.inner, dim=1)
         # One-row matrices, not vectors: onnxruntime 1.31's optimiser gets a transposed matrix times a vector wrong.
         return F.relu(F.linear(query, w_query) + F.linear(key, w_key).mT) / key.shape[1]
+
+    def _context(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self._weights(query, key) @ value

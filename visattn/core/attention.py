@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn.core.distributions import DISTRIBUTIONS, Distribution, softmax
+from visattn.core.distributions import Distribution, as_distribution, softmax
 from visattn.core.scopes import SCOPES, LocalPredictive, Scope
 from visattn.core.scores import SCORES, DotScore, Score
 
@@ -82,14 +82,11 @@ class Attention(nn.Module):
         factory = {"device": device, "dtype": dtype}
         if isinstance(score, str):
             score = SCORES[score](query_dim // heads, key_dim // heads, **factory)
-        if isinstance(distribution, str):
-            named = DISTRIBUTIONS[distribution]
-            distribution = named() if isinstance(named, type) else named
         if isinstance(scope, str):
             kind = SCOPES[scope]
             scope = kind(query_dim // heads, **factory) if kind is LocalPredictive else kind()
         self.score = score
-        self.distribution = distribution
+        self.distribution = as_distribution(distribution)
         self.scope = scope
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:

@@ -145,3 +145,11 @@ DISTRIBUTIONS: Registry[Distribution | type[nn.Module]] = Registry(
         "hard": Hard,
     },
 )
+
+
+def as_distribution(distribution: str | Distribution) -> Distribution:
+    """A distribution by name, or the one given."""
+    if not isinstance(distribution, str):
+        return distribution
+    named = DISTRIBUTIONS[distribution]
+    return named() if isinstance(named, type) else named

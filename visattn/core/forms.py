@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.attention import Attention
-from visattn.core.distributions import DISTRIBUTIONS, Distribution
+from visattn.core.distributions import Distribution, as_distribution
 from visattn.core.scopes import Scope
 from visattn.core.scores import Additive, Score
 
@@ -171,10 +171,7 @@ class MultiDimensionalAttention(nn.Module):
         super().__init__()
         value_dim = query_dim if value_dim is None else value_dim
         self.score = Additive(query_dim, value_dim, features=value_dim, device=device, dtype=dtype)
-        if isinstance(distribution, str):
-            named = DISTRIBUTIONS[distribution]
-            distribution = named() if isinstance(named, type) else named
-        self.distribution = distribution
+        self.distribution = as_distribution(distribution)
 
     def attention(self, query: Tensor, key: Tensor | None = None) -> Tensor:
         """The weights (..., Nq, Nk, features)."""
