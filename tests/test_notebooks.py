@@ -11,7 +11,8 @@ every_notebook = pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")),
 
 
 def printed(notebook):
-    return [o.text for cell in notebook.cells for o in cell.get("outputs", []) if o.output_type == "stream"]
+    outputs = [o for cell in notebook.cells for o in cell.get("outputs", []) if o.output_type == "stream"]
+    return "".join(output.text for output in outputs)
 
 
 def pictures(notebook):
