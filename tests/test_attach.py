@@ -174,6 +174,78 @@ def test_layouts_agree(layout):
         torch.testing.assert_close(layout.to_map(y, (24, 40)), expected)
 
 
+@pytest.mark.parametrize("size", [(48, 80), (32, 96), (64, 128), (160, 224), (256, 128)])
+def test_networks_built_for_images_that_are_not_square(size):
+    model, _ = model_and_images("vit_tiny_patch16_224", img_size=size)
+    x = torch.rand(1, 3, *size)
+    before = model(x)
+    visattn.attach(model, "se")
+    assert {(str(one.layout), one.layout.channels) for one in model.visattn.children()} == {("tokens + 1", 192)}
+    assert len(model.visattn._modules) == 11
+    assert torch.equal(model(x), before)
+
+
+def test_the_grid_is_known_however_the_network_is_called():
+    """timm's other doors do not pass through the network's own forward."""
+    model, _ = model_and_images("test_vit", dynamic_img_size=True)
+    visattn.attach(model, "se", at="blocks.0")
+    seen = []
+    model.visattn.blocks__0.block.register_forward_hook(lambda m, args, y: seen.append(tuple(args[0].shape[2:])))
+    model(torch.rand(1, 3, 160, 96))
+    model.forward_features(torch.rand(1, 3, 96, 160))
+    model.forward_intermediates(torch.rand(1, 3, 160, 64))
+    assert seen == [(10, 6), (6, 10), (10, 4)]
+
+
+def test_the_head_is_still_the_last_child():
+    model, x = model_and_images("test_resnet")
+    visattn.attach(model, "se", init="paper")
+    assert list(model.children())[-1] is model.fc
+    trunk = nn.Sequential(*list(model.children())[:-1])
+    assert trunk(x).shape[:2] == (2, 96)
+    assert any(name.endswith("fc1.weight") for name, _ in trunk.named_parameters())
+
+
+def test_stages_of_a_plain_cnn_are_behind_the_activation():
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 2))
+    assert survey_places(model, torch.rand(1, 3, 32, 32)).stages() == ["2", "6"]
+
+
+def test_the_last_stage_is_not_lost():
+    """feature_info may name an Identity behind it, or the activation: maps are maps."""
+    stages = survey_places(timm.create_model("test_byobnet")).stages()
+    assert stages == ["stem", "stages.0", "stages.1", "stages.2", "final_conv"]
+
+
+def test_stacking_does_not_attach_to_the_blocks_themselves():
+    model, _ = model_and_images("test_resnet")
+    visattn.attach(model, "se", at="blocks")
+    visattn.attach(model, "se", at="blocks", stack=True)
+    assert len(model.visattn._modules) == 6
+
+
+def test_other_blocks_at_the_same_place_do_not_load():
+    se, _ = model_and_images("test_resnet")
+    cbam, _ = model_and_images("test_resnet")
+    visattn.attach(se, "se")
+    visattn.attach(cbam, "cbam")
+    with pytest.raises(ValueError, match=r"the checkpoint has another block at 'visattn\.layer"):
+        visattn.load_state_dict(se, cbam.state_dict())
+
+
+def test_wrong_kinds_are_explained():
+    model, _ = model_and_images("test_resnet")
+    with pytest.raises(TypeError, match="give a name or a class"):
+        visattn.attach(model, visattn.create_block("se", 32), at="layer1")
+    with pytest.raises(TypeError, match="attach takes a network, got str"):
+        visattn.attach("resnet18", "se")
+    model.visattn = nn.Identity()
+    with pytest.raises(ValueError, match="something of its own called 'visattn'"):
+        visattn.attach(model, "se", at="layer1")
+
+
 @pytest.mark.parametrize(
     ("shape", "prefix", "layout"),
     [
@@ -255,12 +327,13 @@ def test_your_own_block():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"at": "layer9"}, "'layer9' does not exist: did you mean"),
+        ({"at": "layer9"}, "no 'layer9' here: did you mean"),
         ({"at": ["layer1", "fc"]}, "'fc' is not a feature map: feature maps: conv1"),
-        ({"at": "nothing*"}, "does not exist"),
+        ({"at": "nothing*"}, r"no 'nothing\*' here: feature maps: conv1"),
+        ({"at": []}, "at is empty"),
         ({"init": "zero"}, "init is 'identity' or 'paper', got 'zero'"),
         ({"block": "cbm"}, "unknown block 'cbm': did you mean 'cbam'"),
-        ({"example": torch.rand(1, 7, 8, 8)}, "could not be run"),
+        ({"example": torch.rand(1, 7, 8, 8)}, "could not be run .*: example= does not fit it"),
     ],
 )
 def test_mistakes_are_explained(options, message):
@@ -273,7 +346,7 @@ def test_mistakes_are_explained(options, message):
 
 
 def test_blocks_that_are_not_there_are_explained():
-    with pytest.raises(ValueError, match="the network has no blocks; feature maps: features"):
+    with pytest.raises(ValueError, match=r"the network has no residual blocks .*; feature maps: features"):
         visattn.attach(SmallCNN(), "se", at="blocks")
     with pytest.raises(ValueError, match="nothing is attached"):
         visattn.detach(SmallCNN())

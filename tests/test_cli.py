@@ -34,7 +34,11 @@ def test_blocks_can_be_filtered(capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--family", "chanel"], "did you mean 'channel'"), (["xyz*"], "no block matches 'xyz*'")],
+    [
+        (["--family", "chanel"], "did you mean 'channel'"),
+        (["xyz*"], "no block matches 'xyz*'"),
+        (["cbm"], "did you mean 'cbam'"),
+    ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys):
     assert main(["blocks", *arguments]) == 2

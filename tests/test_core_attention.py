@@ -287,6 +287,10 @@ def test_bad_settings_are_explained():
         Attention(4, distribution="sofmax")
     with pytest.raises(ValueError, match="unknown scope 'globl': did you mean 'global'"):
         Attention(4, scope="globl")
+    with pytest.raises(ValueError, match="every key needs a value, got 7 keys and 6 values"):
+        Attention(4)(torch.randn(3, 4), torch.randn(7, 4), torch.randn(6, 4))
+    with pytest.raises(ValueError, match="built for queries of 4 and keys of 4 features, got 8 and 8"):
+        Attention(4)(torch.randn(3, 8))
     with pytest.raises(ValueError, match="3 heads do not divide"):
         Attention(4, heads=3)
     with pytest.raises(ValueError, match="2x2 grid, got 5 queries and 5 keys: give grid"):

@@ -97,6 +97,7 @@ def test_every_block_in_a_resnet(block):
         ("convnext_tiny_nonlocal_dot", ("convnext_tiny", "nonlocal_dot")),
         ("vit_tiny_patch16_224_cosine", ("vit_tiny_patch16_224", "cosine")),
         ("resnet50", ("resnet50", None)),
+        ("resnet", ("resnet18", None)),
         ("resnet50_gn", ("resnet50_gn", None)),  # timm's own
     ],
 )
@@ -112,7 +113,11 @@ def test_names_are_split(name, parts):
             "unknown attention 'cbm' in 'resnet50_cbm': did you mean 'cbam'",
         ),
         (lambda: visattn.create_model("resnt50"), "unknown model 'resnt50': did you mean 'resnet50'"),
-        (lambda: visattn.create_model("resnet50", attn="cbm"), "unknown block 'cbm': did you mean 'cbam'"),
+        (lambda: visattn.create_model("resnet50", attn="cbm"), "unknown attention 'cbm': did you mean 'cbam'"),
+        (lambda: visattn.create_model("test_vit", attn="cosin"), "unknown attention 'cosin': did you mean 'cosine'"),
+        (lambda: visattn.create_model("resnet18_se", attn="cbam"), "'resnet18_se' already says 'se'"),
+        (lambda: visattn.create_model("resnet18", attn_options={"a": 1}), "names no attention"),
+        (lambda: visattn.create_model("foo"), r"unknown model 'foo': known: .* more$"),
         (lambda: visattn.create_model("resnt50", attn="se"), "unknown model 'resnt50': did you mean"),
         (lambda: visattn.create_model("resnet18", attn="cosine"), "ResNet has no attention that patch attention can"),
     ],

@@ -104,6 +104,14 @@ def test_windows_are_windows_of_patches(scope):
         assert patches[2, 2].nonzero().tolist() == [[y, x] for y in (2, 3) for x in (2, 3)]
 
 
+@pytest.mark.parametrize("at", ["blocks.0", "blocks.0.attn", ["blocks.[0]"]])
+def test_some_layers_only(at):
+    model, _ = model_and_images("test_vit")
+    visattn.attach(model, "patch", at=at, score="cosine")
+    assert [isinstance(block.attn, Patch) for block in model.blocks] == [True] + [False] * 5
+    visattn.detach(model)
+
+
 def test_weights_cross_over():
     model, _ = model_and_images("test_vit")
     plain = copy.deepcopy(model)
@@ -137,8 +145,14 @@ def test_mistakes_are_explained():
     with pytest.raises(ValueError, match="unknown score 'cosin'"):
         visattn.attach(model, "patch", score="cosin")
     assert not any(isinstance(module, Patch) for module in model.modules())
-    with pytest.raises(TypeError, match="scope 'global' takes no options, got radius"):
+    with pytest.raises(TypeError, match="scope 'global' has no option 'radius'"):
         visattn.attach(model, "patch", radius=3)
+    with pytest.raises(TypeError, match="no option 'scor': did you mean 'score'"):
+        visattn.attach(model, "patch", scor="cosine")
+    with pytest.raises(TypeError, match="takes at= and its own options"):
+        visattn.attach(model, "patch", init="paper")
+    with pytest.raises(ValueError, match=r"no attention matches 'nonsense'; there are: blocks\.0\.attn"):
+        visattn.attach(model, "patch", at="nonsense")
     visattn.attach(model, "patch")
     with pytest.raises(ValueError, match="already has patch attention"):
         visattn.attach(model, "patch")

@@ -1,4 +1,4 @@
-"""Attention for computer vision: blocks, backbones, training, and pictures of what a model looks at."""
+"""Attention for computer vision: plug-in blocks, and any of them in any backbone."""
 
 from visattn.blocks import create_block, list_blocks, register_block
 from visattn.models import attach, create_model, detach, load_state_dict

@@ -34,10 +34,14 @@ def _blocks(arguments: argparse.Namespace) -> int:
 
     from visattn.blocks import block_info, create_block, list_blocks
     from visattn.counting import count_macs, count_parameters
+    from visattn.registry import suggest
 
     names = list_blocks(arguments.pattern, family=arguments.family)
     if not names:
-        raise ValueError(f"no block matches {arguments.pattern!r} in {arguments.family or 'any family'}")
+        where = f"the family {arguments.family!r}" if arguments.family else "any family"
+        raise ValueError(
+            f"no block matches {arguments.pattern!r} in {where}: {suggest(arguments.pattern, list_blocks())}"
+        )
     table = Table("name", "family", caption=f"{len(names)} blocks; parameters at C=256, MACs at 256x14x14")
     table.add_column("parameters", justify="right")
     table.add_column("MACs", justify="right")

@@ -16,10 +16,11 @@ def suggest(name: str, known: Iterable[str]) -> str:
     "did you mean 'cbam' or 'bam'?"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
-    return f"known: {', '.join(names) or 'none'}"
+    more = f" and {len(names) - 40} more" if len(names) > 40 else ""
+    return f"known: {', '.join(names[:40]) or 'none'}{more}"
 
 
 class Registry(Generic[T]):

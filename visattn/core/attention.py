@@ -44,8 +44,9 @@ class Attention(nn.Module):
     """Attention without projections: what the queries collect from the values.
 
     Everything is chosen by name (or given as a ready-made module): ``score`` from :data:`SCORES`,
-    ``distribution`` from :data:`DISTRIBUTIONS`, ``scope`` from :data:`SCOPES`. With a dot-product score, softmax and
-    a scope without gain it runs on the fused kernel and never holds the weights; they are computed when asked for.
+    ``distribution`` from :data:`DISTRIBUTIONS`, ``scope`` from :data:`SCOPES`. A module is given where options are
+    needed: ``score=SCORES["location"](64, num_keys=196)``, ``scope=Local(radius=5)``. With a dot-product score, softmax
+    and a scope without gain it runs on the fused kernel and never holds the weights; they are computed when asked for.
 
     Args:
         query_dim: features of a query, over all heads.
@@ -78,6 +79,8 @@ class Attention(nn.Module):
         key_dim = query_dim if key_dim is None else key_dim
         if query_dim % heads or key_dim % heads:
             raise ValueError(f"{heads} heads do not divide queries of {query_dim} and keys of {key_dim} features")
+        self.query_dim = query_dim
+        self.key_dim = key_dim
         self.heads = heads
         factory = {"device": device, "dtype": dtype}
         if isinstance(score, str):
@@ -152,6 +155,13 @@ class Attention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
+        if key.shape[-2] != value.shape[-2]:
+            raise ValueError(f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values")
+        if (query.shape[-1], key.shape[-1]) != (self.query_dim, self.key_dim):
+            raise ValueError(
+                f"built for queries of {self.query_dim} and keys of {self.key_dim} features, "
+                f"got {query.shape[-1]} and {key.shape[-1]}"
+            )
         query, key, value = (split_heads(x, self.heads) for x in (query, key, value))
         if not return_weights:
             return merge_heads(self.head_context(query, key, value))

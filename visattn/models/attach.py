@@ -22,11 +22,10 @@ from torch import Tensor, nn
 
 from visattn.blocks import create_block
 from visattn.models.attachments import (
-    NAME,
     Attached,
-    Attachments,
     Call,
     ImageSize,
+    add_attachments,
     attachments,
     calls,
     remove,
@@ -69,13 +68,17 @@ def attach(
     Returns:
         The same model.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"attach takes a network, got {type(model).__name__}; to build one by name: create_model")
     if block == "patch":
-        return swap_attention(model, **options)
+        if init != "identity" or stack or example is not None:
+            raise TypeError("patch attention takes at= and its own options; not init=, stack= or example=")
+        return swap_attention(model, at, **options)
     if init not in ("identity", "paper"):
         raise ValueError(f"init is 'identity' or 'paper', got {init!r}")
     found = survey_places(model, example)
     places = choose(model, found, at)
-    return attach_at(model, block, dict.fromkeys(places, options), init=init, stack=stack)
+    return attach_at(model, block, dict.fromkeys(places, options), entry=found.entry, init=init, stack=stack)
 
 
 def attach_at(
@@ -83,10 +86,15 @@ def attach_at(
     block: BlockLike,
     places: Mapping[Place, Mapping[str, Any]],
     *,
+    entry: str,
     init: Init,
     stack: bool = False,
 ) -> nn.Module:
-    """Put a block with given options behind each of these places."""
+    """Put a block with given options behind each of these places; ``entry`` is the module that is given the image."""
+    if isinstance(block, nn.Module):
+        raise TypeError(
+            "every place needs a block of its own: give a name or a class, not a block that is already built"
+        )
     occupied = {name for name, _ in calls(model)}
     for place in places:
         if place.name in occupied and not stack:
@@ -94,10 +102,12 @@ def attach_at(
     built = {place: _attached(model, block, place, init, options) for place, options in places.items()}
     container = attachments(model)
     if container is None:
-        container = Attachments()
-        model.add_module(NAME, container)
-        model.register_forward_pre_hook(ImageSize())
-    image = next(hook for hook in model._forward_pre_hooks.values() if isinstance(hook, ImageSize))
+        container = add_attachments(model)
+    door = model.get_submodule(entry)
+    image = next((hook for hook in door._forward_pre_hooks.values() if isinstance(hook, ImageSize)), None)
+    if image is None:
+        image = ImageSize()
+        door.register_forward_pre_hook(image)
     for place, attached in built.items():
         container.add(place.name, attached)
         model.get_submodule(place.name).register_forward_hook(Call(attached, image, place.index))
@@ -145,9 +155,8 @@ def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
             return survey(model, image[:1].repeat(2, *[1] * (image.ndim - 1)))
         except Exception as error:  # a network can refuse an image in any way it likes
             failure = error
-    raise ValueError(
-        f"the network could not be run ({failure}): give example=, a batch of images that it accepts"
-    ) from failure
+    advice = "give example=, a batch of images that it accepts" if example is None else "example= does not fit it"
+    raise ValueError(f"the network could not be run ({failure}): {advice}") from failure
 
 
 def _example_images(model: nn.Module) -> Iterator[Tensor]:
@@ -173,25 +182,29 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
     if at in ("blocks", "stages"):
         names = found.blocks() if at == "blocks" else found.stages()
         if not names:
-            raise ValueError(f"the network has no {at}; {_could_match(places)}")
+            what = "residual blocks (try at='stages')" if at == "blocks" else "stages"
+            raise ValueError(f"the network has no {what}; {_could_match(places)}")
         effective = _effective(model, found, [places[name] for name in names])
         if at == "stages" and len(effective) < len(names):  # class-token pooling: one block earlier
             lost = [places[name] for name in names if places[name] not in effective]
-            earlier = _effective(model, found, [p for name in found.blocks() if (p := places[name]) not in lost])
+            candidates = found.blocks() or found.outermost()
+            earlier = _effective(model, found, [p for name in candidates if (p := places[name]) not in lost])
             for place in lost:
                 effective += [p for p in earlier if p.size == place.size][-1:]
         if not effective:
             raise ValueError(f"no {at} of the network reach its output; {_could_match(places)}")
         return list(dict.fromkeys(effective))
     chosen: list[Place] = []
+    if not at:
+        raise ValueError("at is empty: name at least one place")
     for pattern in [at] if isinstance(at, str) else at:
         matches = [place for name, place in places.items() if fnmatch.fnmatchcase(name, pattern)]
         if not matches:
-            known = dict(model.named_modules())
-            reason = "is not a feature map" if pattern in known else "does not exist"
+            known = dict(model.named_modules(remove_duplicate=False))
             close = suggest(pattern, places)
             close = f" {close}" if close.startswith("did you mean") else ""
-            raise ValueError(f"the output of {pattern!r} {reason}:{close} {_could_match(places)}")
+            problem = f"the output of {pattern!r} is not a feature map" if pattern in known else f"no {pattern!r} here"
+            raise ValueError(f"{problem}:{close} {_could_match(places)}")
         chosen += matches
     chosen = list(dict.fromkeys(chosen))
     without = [place.name for place in chosen if place not in _effective(model, found, chosen)]

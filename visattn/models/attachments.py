@@ -54,8 +54,9 @@ class Attached(nn.Module):
 class Attachments(nn.Module):
     """All attached blocks of a network, by place (dots written as double underscores).
 
-    It is a child of the network for the sake of parameters, devices and checkpoints. The blocks are called by hooks;
-    called itself, as nn.Sequential calls its children, it hands through what it is given.
+    It is a child of the network for the sake of parameters, devices and checkpoints: the first one, so that what
+    people do with the last child of a network still finds its head. The blocks are called by hooks; called itself, as
+    nn.Sequential calls its children, it hands through what it is given.
     """
 
     def __init__(self) -> None:
@@ -115,6 +116,17 @@ class Call:
     def __call__(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         """The output with the block applied."""
         return replace_slot(output, self.index, lambda x: self.attached(x, self.image.value))
+
+
+def add_attachments(model: nn.Module) -> Attachments:
+    """Give a network a place for blocks, in front of its other children."""
+    if NAME in model._modules or NAME in vars(model):
+        raise ValueError(f"the model has something of its own called {NAME!r}, where attached blocks are kept")
+    others = dict(model._modules)
+    model._modules.clear()
+    model.add_module(NAME, Attachments())
+    model._modules.update(others)
+    return model._modules[NAME]  # type: ignore[return-value]
 
 
 def attachments(model: nn.Module) -> Attachments | None:

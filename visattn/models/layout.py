@@ -67,7 +67,9 @@ def grid(tokens: int, image: tuple[int, int] | None = None) -> tuple[int, int]:
 
 
 def recognise(shape: Sequence[int], image: tuple[int, int], prefix: int = 0) -> Layout | None:
-    """The layout of a tensor of this shape in a network that was given a square image; None if it is not a map.
+    """The layout of a tensor of this shape in a network that was given an image; None if it is not a map.
+
+    A map has the proportions of the image, up to the rounding of a stride.
 
     Args:
         shape: of the tensor.
@@ -76,13 +78,22 @@ def recognise(shape: Sequence[int], image: tuple[int, int], prefix: int = 0) -> 
     """
     if len(shape) == 4:
         _, a, b, c = shape
-        if b == c and b > 1 and b <= max(image):
-            return Layout("NCHW", a)
-        if a == b and a > 1 and a <= max(image):
-            return Layout("NHWC", c)
+        candidates = [(_distortion(b, c, image), "NCHW", a), (_distortion(a, b, image), "NHWC", c)]
+        distortion, kind, channels = min(candidates, key=lambda candidate: candidate[0])
+        if distortion < 1:
+            return Layout("NCHW" if kind == "NCHW" else "NHWC", channels)
     if len(shape) == 3:
-        for extra in (prefix, *range(8)):
-            side = math.isqrt(max(0, shape[1] - extra))
-            if side > 1 and side * side == shape[1] - extra:
-                return Layout("tokens", shape[2], extra)
+        for tolerance in (1e-6, 1):
+            for extra in (prefix, *range(8)):
+                tokens = shape[1] - extra
+                if tokens > 1 and _distortion(*grid(tokens, image), image) < tolerance:
+                    return Layout("tokens", shape[2], extra)
     return None
+
+
+def _distortion(height: int, width: int, image: tuple[int, int]) -> float:
+    """By how many rows or columns a map misses the proportions of the image; infinite if it cannot be a map of it."""
+    if height * width <= 1 or height > image[0] or width > image[1]:
+        return math.inf
+    rows, columns = width * image[0] / image[1], height * image[1] / image[0]
+    return min(abs(height - rows), abs(width - columns))

@@ -28,11 +28,12 @@ def split_name(name: str) -> tuple[str, str | None]:
     architecture, dot, tag = name.partition(".")
     if timm.is_model(architecture) and architecture not in registered:
         return name, None
-    for attention in sorted([*list_blocks(), *PATCH_ATTENTION], key=len, reverse=True):
+    if architecture in SHORT:
+        return f"{SHORT[architecture]}{dot}{tag}", None
+    for attention in sorted(attentions(), key=len, reverse=True):
         base = architecture.removesuffix(f"_{attention}")
-        base = SHORT.get(base, base)
-        if base != architecture and timm.is_model(base):
-            return f"{base}{dot}{tag}", attention
+        if base != architecture and timm.is_model(SHORT.get(base, base)):
+            return f"{SHORT.get(base, base)}{dot}{tag}", attention
     base, _, attention = architecture.rpartition("_")
     if timm.is_model(SHORT.get(base, base)):
         raise ValueError(f"unknown attention {attention!r} in {name!r}: {suggest(attention, attentions())}")
@@ -65,15 +66,15 @@ def create_model(
         attn_options: for the block.
         **timm_kwargs: for ``timm.create_model``.
     """
-    if attn is None:
-        name, attn = split_name(name)
-    else:
-        architecture, _, tag = name.partition(".")
-        name = ".".join(filter(None, (SHORT.get(architecture, architecture), tag)))
-        if attn not in PATCH_ATTENTION:
-            block_info(attn)  # an unknown one raises before anything is built
-        if not timm.is_model(name):
-            raise ValueError(f"unknown model {name!r}: {suggest(name.partition('.')[0], timm.list_models())}")
+    full_name = name
+    name, named = split_name(name)
+    if attn is not None and named is not None:
+        raise ValueError(f"{full_name!r} already says {named!r}, so attn={attn!r} is one too many; see visattn.attach")
+    attn = named if attn is None else attn
+    if attn is not None and attn not in attentions():
+        raise ValueError(f"unknown attention {attn!r}: {suggest(attn, attentions())}")
+    if attn is None and attn_options:
+        raise ValueError(f"attn_options are given, but {full_name!r} names no attention")
     model = timm.create_model(name, pretrained=pretrained, **timm_kwargs)
     if attn is None:
         return model
@@ -91,5 +92,6 @@ def create_model(
         model,
         attn,
         {place: {**settings, **options} for place, settings in places.items()},
+        entry=found.entry,
         init="identity" if pretrained else "paper",
     )

@@ -16,6 +16,8 @@ position embeddings (EVA) and relative position biases (BEiT) are applied as the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from visattn.core.distributions import Distribution
 from visattn.core.scopes import Local2d, Scope, View, Window2d, causal
 from visattn.models.attachments import ImageSize
 from visattn.models.layout import grid
+from visattn.registry import suggest
 
 # Names for create_model: one choice differs from timm's attention.
 PATCH_ATTENTION: dict[str, dict[str, Any]] = {
@@ -224,6 +227,7 @@ def _attention_for(module: Any, score: str | Score, distribution: str | Distribu
 
 def swap_attention(
     model: nn.Module,
+    at: str | Sequence[str] | None = None,
     *,
     score: str = "scaled_dot",
     distribution: str = "softmax",
@@ -234,33 +238,42 @@ def swap_attention(
 
     Args:
         model: a timm model of the ViT, DeiT, EVA or BEiT kind.
+        at: names or globs of the attention modules, or of the blocks that they are in; all of them unless given.
         score: ``scaled_dot``, ``cosine``, ``additive``, ``general``, ``gaussian``, ...
         distribution: ``softmax``, ``sparsemax``, ``entmax15``, ``sigmoid``, ...
         scope: ``global``, ``local_2d`` or ``window_2d``.
         **scope_options: ``radius`` of a local, ``size`` of a window scope.
     """
-    targets = [module for module in model.modules() if type(module) in REPLACEMENTS]
-    if not targets:
+    available = {name: module for name, module in model.named_modules() if type(module) in REPLACEMENTS}
+    if not available:
         taken = any(isinstance(module, Patch) for module in model.modules())
         reason = "already has patch attention" if taken else "has no attention that patch attention can replace"
         names = ", ".join(f"{kind.__module__}.{kind.__name__}" for kind in REPLACEMENTS)
         raise ValueError(f"{type(model).__name__} {reason} (it replaces {names})")
+    patterns = ["*"] if at is None else [at] if isinstance(at, str) else list(at)
+    targets = [
+        module
+        for name, module in available.items()
+        if any(fnmatchcase(name, p) or fnmatchcase(name.rpartition(".")[0], p) for p in patterns)
+    ]
+    if not targets:
+        raise ValueError(f"no attention matches {at!r}; there are: {', '.join(available)}")
+    windows = {"local_2d": "radius", "window_2d": "size"}
+    for option in scope_options:
+        if option != windows.get(scope):
+            valid = ["score", "distribution", "scope", *filter(None, [windows.get(scope)])]
+            raise TypeError(f"patch attention with scope {scope!r} has no option {option!r}: {suggest(option, valid)}")
     image = ImageSize()
     prefix = getattr(model, "num_prefix_tokens", 0)
     attentions = []
     for target in targets:
-        if scope in ("local_2d", "window_2d"):
-            one: str | Scope = PatchScope(scope, prefix, image, **scope_options)
-        elif scope_options:
-            raise TypeError(f"scope {scope!r} takes no options, got {', '.join(scope_options)}")
-        else:
-            one = scope
+        one = PatchScope(scope, prefix, image, **scope_options) if scope in windows else scope
         attentions.append(_attention_for(target, score, distribution, one))
     for target, attention in zip(targets, attentions, strict=True):
         target.__class__ = REPLACEMENTS[type(target)]
         target.visattn = attention.train(target.training)
-    if scope in ("local_2d", "window_2d"):
-        model.register_forward_pre_hook(image)
+    if scope in windows:  # tokens keep the proportions of the image
+        getattr(model, "patch_embed", model).register_forward_pre_hook(image)
     return model
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visattn.models.attachments import NAME
 from visattn.models.layout import Layout, recognise
 
 # Operations that a shortcut may pass through on its way around a block, as autograd names them.
@@ -59,6 +60,7 @@ class Survey:
     modules: dict[str, nn.Module]
     declared: list[str]
     visits: list[Visit] = field(default_factory=list)
+    entry: str = ""  # the outermost module that is given the image
 
     def places(self) -> dict[str, Place]:
         """Every module whose output is a feature map, by name."""
@@ -87,18 +89,21 @@ class Survey:
         """
         places = self.places()
         if self.declared and all(name in places for name in self.declared):
-            declared = [name for name in self.declared if _has_weights(self.modules[name])]
+            stem, *rest = self.declared  # an entry may be an activation; as a stem that is too early for attention
+            declared = [*([stem] if _has_weights(self.modules[stem]) else []), *rest]
             if len(declared) > 1 and len({places[name].size for name in declared}) == len(declared):
                 return declared
-        names = self.blocks()
-        if not names:
-            weighty = [name for name in places if _has_weights(self.modules[name])]
-            depth: dict[tuple[int, int], int] = {}
-            for name in weighty:
-                size = places[name].size
-                depth[size] = min(depth.get(size, 99), name.count("."))
-            names = [name for name in weighty if name.count(".") == depth[places[name].size]]
+        names = self.blocks() or self.outermost()
         return list({places[name].size: name for name in names}.values())
+
+    def outermost(self) -> list[str]:
+        """Modules that are not inside another one with a map of the same size, if that size has any weights."""
+        places = self.places()
+        depth: dict[tuple[int, int], int] = {}
+        for name, place in places.items():
+            if _has_weights(self.modules[name]):
+                depth[place.size] = min(depth.get(place.size, 99), name.count("."))
+        return [name for name, place in places.items() if depth.get(place.size) == name.count(".")]
 
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -200,6 +205,9 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
 
     def visit(name: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            inputs = _first_tensor((*args, *kwargs.values()))
+            if inputs is example and (not result.entry or len(name) < len(result.entry)):
+                result.entry = name
             several = isinstance(output, tuple | list)
             for index, value in enumerate(output if several else [output]):
                 if not isinstance(value, Tensor) or value.shape[:1] != (batch,):
@@ -207,7 +215,6 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
                 layout = recognise(value.shape, (height, width), prefix)
                 if layout is None:
                     continue
-                inputs = _first_tensor((*args, *kwargs.values()))
                 residual = inputs is not None and inputs.shape == value.shape and _runs_around(value, inputs)
                 position = index if several else None
                 result.visits.append(Visit(name, module, tuple(value.shape), layout, position, residual))
@@ -216,7 +223,7 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
         return hook
 
     for name, module in result.modules.items():
-        if name:
+        if name and NAME not in name.split("."):
             module.register_forward_hook(visit(name), with_kwargs=True)
     with torch.enable_grad():
         model(example)
