@@ -44,6 +44,13 @@ def test_published_counts(name, count):
     assert count_parameters(visattn.create_model(name)) == count
 
 
+def test_mobilenetv2_with_coordinate_attention():
+    """Behind every expanded depthwise convolution, as in the authors' MobileNetV2."""
+    model = timm.create_model("mobilenetv2_100")
+    visattn.attach(model, "coord", at="blocks.[1-6].?.bn2", init="paper")
+    assert count_parameters(model) == 3_950_648
+
+
 @pytest.mark.parametrize(
     ("name", "attn", "options", "count"),
     [
