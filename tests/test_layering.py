@@ -12,12 +12,14 @@ PACKAGE = Path(__file__).parent.parent / "visattn"
 # Top to bottom; a module may import from its own layer and from those below.
 LAYERS = [
     "__main__", "cli", "report", "evaluate", "explain", "training", "data", "models", "hard", "blocks", "core",
-    "counting", "registry",
+    "counting", "registry", "resources",
 ]  # fmt: skip
 
 # Where a package may be imported; packages that are not listed may be imported anywhere.
 HOMES = {
     "lightning": {"training", "data/datamodule"},
+    "jsonargparse": {"training"},
+    "sklearn": {"data"},
     "albumentations": {"data"},
     "cv2": {"data"},
     "timm": {"models", "training", "data", "explain", "hard"},
@@ -26,7 +28,7 @@ HOMES = {
     "pytorch_grad_cam": {"explain"},
     "rich": {"cli", "report", "training"},
 }
-PURE = {"registry": set(), "core": {"torch"}, "blocks": {"torch"}, "counting": {"torch"}}
+PURE = {"registry": set(), "resources": set(), "core": {"torch"}, "blocks": {"torch"}, "counting": {"torch"}}
 
 
 def imports(path: Path):

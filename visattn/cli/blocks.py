@@ -1,34 +1,22 @@
-"""The ``visattn`` command."""
+"""``visattn blocks``: list the attention blocks with their size and cost."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-
-import visattn
+from typing import Any
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line, run the command, return the exit code."""
-    parser = argparse.ArgumentParser(prog="visattn", description=visattn.__doc__)
-    parser.add_argument("--version", action="version", version=f"visattn {visattn.__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    blocks = commands.add_parser("blocks", help="list the attention blocks with their size and cost")
-    blocks.add_argument("pattern", nargs="?", default="*", help="only names that match this glob, e.g. 'nonlocal*'")
-    blocks.add_argument("--family", help="only this family: channel, spatial, mixed, self or hard")
-    blocks.set_defaults(run=_blocks)
-
-    arguments = parser.parse_args(argv)
-    try:
-        return arguments.run(arguments)
-    except ValueError as error:
-        print(f"visattn: {error}", file=sys.stderr)
-        return 2
+def add_command(commands: Any) -> None:
+    """Enter the command into the parser."""
+    parser = commands.add_parser("blocks", help="list the attention blocks with their size and cost")
+    parser.add_argument("pattern", nargs="?", default="*", help="only names that match this glob, e.g. 'nonlocal*'")
+    parser.add_argument("--family", help="only this family: channel, spatial, mixed, self or hard")
+    parser.set_defaults(run=run)
 
 
-def _blocks(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table."""
     from rich.console import Console
     from rich.table import Table
 

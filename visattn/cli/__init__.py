@@ -1,0 +1,30 @@
+"""The ``visattn`` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import visattn
+from visattn.cli import blocks
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line, run the command, return the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["train"]:  # its flags are jsonargparse's
+        from visattn.cli.train import main as train
+
+        return train(argv[1:], prog="visattn train")
+    parser = argparse.ArgumentParser(prog="visattn", description=visattn.__doc__)
+    parser.add_argument("--version", action="version", version=f"visattn {visattn.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands.add_parser("train", help="train a model (visattn train --help)", add_help=False)
+    blocks.add_command(commands)
+    arguments = parser.parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except ValueError as error:
+        print(f"visattn: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,63 @@
+"""``python train.py`` and ``visattn train``: the story of a training run, from the command line to the last picture."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from visattn.cli.pictures import create_film, draw_outcome
+from visattn.training.building import card, create_classifier, create_data, create_source
+from visattn.training.checkpoints import load_checkpoint, load_model, model_weights, save_model
+from visattn.training.interruption import Interrupted
+from visattn.training.parsing import parse
+from visattn.training.processes import PROBLEMS, announce, on_first_process, one_line, rank
+from visattn.training.record import read_rows
+from visattn.training.runs import find_run, start
+from visattn.training.trainer import create_trainer
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
+    """Train a model; the exit code is 0 if all went well, 130 after Ctrl-C."""
+    try:
+        return train(list(sys.argv[1:] if argv is None else argv), prog)
+    except Interrupted as stopped:
+        on_first_process(print, f"stopped and saved; go on with: python train.py --resume {stopped}")
+        return 130
+    except PROBLEMS as error:
+        print(f"{prog}: {one_line(error)}", file=sys.stderr)
+        return 1
+
+
+def train(argv: Sequence[str], prog: str) -> int:
+    """One run."""
+    began = time.perf_counter()
+    request = parse(argv, prog)
+    settings = request.settings
+
+    # Images, a model for them, and the images again as this model wants them.
+    source = create_source(settings, rank())
+    classifier = create_classifier(settings, source)
+    data = create_data(settings, source, classifier.model)
+
+    # A folder of its own, or that of the run to go on with.
+    run = find_run(settings)
+    if run.checkpoint is not None:
+        load_checkpoint(run.checkpoint)  # a bad one is refused here, before anything is written
+    film = [create_film(run.folder, settings.film_every, classifier.model, data)] if settings.film_every else []
+    trainer = create_trainer(settings, run, request.trainer, film)
+    on_first_process(start, run, request.to_yaml(argv))
+    on_first_process(announce, run, classifier, data, trainer)
+
+    trainer.fit(classifier, data, ckpt_path=run.checkpoint, weights_only=True)
+
+    # What is left: weights with a card, and pictures.
+    data.report_bad_images()
+    if rank() == 0:
+        rows = read_rows(run)
+        best = max(rows, key=lambda row: row["val_top1"] or 0)
+        save_model(run.folder, model_weights(load_checkpoint(run.best)), {**card(settings, source, data), "best": best})
+        model, _ = load_model(run.folder)
+        draw_outcome(run.folder, model, data, rows, settings.name or run.folder.name)
+        print(f"\n{run.summary(best, time.perf_counter() - began)}")
+    return 0

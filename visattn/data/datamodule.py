@@ -1,0 +1,225 @@
+"""The data of a training run, for Lightning."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, cast
+
+import numpy as np
+import torch
+from lightning.fabric.utilities.data import suggested_max_num_workers
+from lightning.pytorch import LightningDataModule
+from numpy.typing import NDArray
+from timm.data import Mixup
+from torch import Tensor
+from typing_extensions import override
+
+from visattn.data.augment import evaluation_transform, training_transform
+from visattn.data.decode import BadImage
+from visattn.data.loader import (
+    Batch,
+    Images,
+    Position,
+    ResumableLoader,
+    Shares,
+    Streamed,
+    StreamLoader,
+    collate,
+    one_thread,
+)
+from visattn.data.shards import StreamSource
+from visattn.data.sources import Anything
+
+log = logging.getLogger("visattn")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images (H, W, 3), their labels, and where the object is in each, if that is known."""
+
+    images: list[NDArray[np.uint8]]
+    labels: list[int]
+    masks: list[NDArray[np.bool_]] | None = None
+
+
+class ImageData(LightningDataModule):
+    """Batches of a source.
+
+    Args:
+        source: where the images come from.
+        size: side of the square that the model sees.
+        mean: of the model's inputs, per channel,
+        std: and their standard deviation.
+        crop_pct: share of the image in the middle that is validated on; 1 for all of its shorter side.
+        batch_size: per process.
+        augment: name of the augmentation; None for the source's own.
+        mixup: alpha, 0 for none.
+        cutmix: alpha, 0 for none.
+        label_smoothing: for the mixed targets; without mixing it is the loss's business.
+        workers: processes that load; None for one per core and process.
+        seed: of order and augmentation.
+        on_bad_image: ``fail`` or ``skip``.
+        channels_last: hand over images in that memory format.
+    """
+
+    def __init__(
+        self,
+        source: Anything,
+        *,
+        size: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        crop_pct: float = 1.0,
+        batch_size: int = 64,
+        augment: str | None = None,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+        label_smoothing: float = 0.0,
+        workers: int | None = None,
+        seed: int = 0,
+        on_bad_image: str = "fail",
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__()
+        self.source, self.size, self.batch_size, self.seed = source, size, batch_size, seed
+        self.train_transform = training_transform(augment or source.augment, size)
+        if source.size is None:
+            self.val_transform = evaluation_transform(size, crop_pct)
+        else:
+            self.val_transform = training_transform("none", size)  # all of it: there is nothing around the object
+        self.mean, self.std = mean, std
+        self.mix = None
+        if mixup > 0 or cutmix > 0:
+            if batch_size % 2:
+                raise ValueError(f"mixup and cutmix pair the images of a batch: --batch-size {batch_size} must be even")
+            self.mix = Mixup(mixup, cutmix, label_smoothing=label_smoothing, num_classes=len(source.classes))
+        self.workers = workers
+        self.skip_bad = on_bad_image == "skip"
+        self.bad: set[str] = set()
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+
+    def _position(self) -> tuple[int, int]:
+        """Where training stands: the epoch, and how many of its batches an interrupted run has already seen."""
+        assert self.trainer is not None
+        loop: Any = self.trainer.fit_loop
+        epochs, batches = loop.epoch_progress.current, loop.epoch_loop.batch_progress.current
+        resumed_within = loop.restarting and epochs.ready > epochs.processed
+        return epochs.processed, batches.processed if resumed_within else 0
+
+    def train_dataloader(self) -> ResumableLoader:
+        """Shuffled and augmented; every process has equally many full batches."""
+        return self._loader("train")
+
+    def val_dataloader(self) -> ResumableLoader:
+        """Every image once."""
+        return self._loader("val")
+
+    def _loader(self, split: str) -> ResumableLoader:
+        training = split == "train"
+        trainer = self.trainer
+        rank, world = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+        transform = self.train_transform if training else self.val_transform
+        workers = self._worker_count(world)
+        options: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "num_workers": workers,
+            "collate_fn": partial(collate, count_fillers=training),
+            "pin_memory": torch.cuda.is_available(),
+            "worker_init_fn": one_thread,
+        }
+        position: Position = self._position if training else _beginning
+        if isinstance(self.source, StreamSource):
+            stream = self.source.stream(split, self.batch_size, self.seed, workers)
+            return StreamLoader(Streamed(stream, transform, self.seed), position, drop_last=training, **options)
+        reader = self.source.train if training else self.source.val
+        together = self.batch_size * world
+        if training and len(reader) < together:
+            raise ValueError(
+                f"a batch of {together} ({self.batch_size} x {world}) is more than the {len(reader)} training images: "
+                f"lower --batch-size to {max(1, len(reader) // world)} or less"
+            )
+        sampler = Shares(
+            len(reader),
+            self.batch_size,
+            position,
+            seed=self.seed if training else None,
+            rank=rank,
+            world=world,
+        )
+        return ResumableLoader(
+            Images(reader, transform, self.seed), sampler=sampler, persistent_workers=workers > 0, **options
+        )
+
+    def _worker_count(self, world: int) -> int:
+        if self.workers is not None:
+            return self.workers
+        if self.source.size is not None:
+            return 0  # small images made on the spot
+        nodes = self.trainer.num_nodes if self.trainer else 1
+        return min(8, suggested_max_num_workers(max(1, world // nodes)))
+
+    def examples(self, count: int) -> Examples:
+        """A few validation images from all over the data, as the model sees them; what cannot be read is left out."""
+        if isinstance(self.source, StreamSource):
+            stream = self.source.stream("val", self.batch_size, self.seed, 0)
+            read = list(islice(stream.images(0), count))
+            return Examples([self.val_transform(image=image)["image"] for image, _ in read], [each for _, each in read])
+        found = Examples([], [], None if self.source.mask is None else [])
+        for index in np.unique(np.linspace(0, len(self.source.val) - 1, count).astype(int)):
+            try:
+                image, label = self.source.val.read(int(index), 0)
+            except BadImage:
+                continue
+            found.images.append(self.val_transform(image=image)["image"])
+            found.labels.append(label)
+            if found.masks is not None and self.source.mask is not None:
+                mask = self.source.mask(int(index)).astype(np.uint8)
+                found.masks.append(self.val_transform(image=mask)["image"] > 0)
+        return found
+
+    @override
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Look at what could not be read."""
+        batch = cast(Batch, batch)
+        for message in batch["bad"]:
+            if not self.skip_bad:
+                raise ValueError(f"{message}; --on-bad-image skip goes on without such images")
+            if message not in self.bad:
+                self.bad.add(message)
+                log.warning("skipped %s", message)
+        if len(batch["label"]) == 0:
+            raise ValueError(f"no image of a whole batch could be read, the last one was {sorted(self.bad)[-1]}")
+        return batch
+
+    @override
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Normalise, and mix when training; on the device, where it is quick."""
+        image, label = batch["image"], batch["label"]
+        image = self.normalise(image)
+        assert self.trainer is not None
+        if self.mix is not None and self.trainer.training:
+            image, label = self.mix(image, label)
+        return {"image": image, "label": label}
+
+    def report_bad_images(self) -> None:
+        """Name and count, over all processes, what was skipped."""
+        everywhere: list[Any] = [self.bad]
+        if torch.distributed.is_initialized():
+            everywhere = [None] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(everywhere, self.bad)
+        bad = sorted(set().union(*everywhere))
+        if bad:
+            log.warning("%d images could not be read and were skipped: %s", len(bad), "; ".join(bad))
+
+    def normalise(self, image: Tensor) -> Tensor:
+        """0..255 to what the model expects."""
+        image = image.to(torch.float32, memory_format=self.memory_format)
+        mean, std = (255 * torch.tensor(each, device=image.device).view(-1, 1, 1) for each in (self.mean, self.std))
+        return image.sub_(mean).div_(std)
+
+
+def _beginning() -> tuple[int, int]:
+    return 0, 0

@@ -1,0 +1,74 @@
+"""Imagenette and Imagewoof: found on disk, or downloaded once."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+
+from torchvision.datasets.utils import download_url, extract_archive
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file of fast.ai's, 320 pixels on the shorter side (https://github.com/fastai/imagenette)."""
+
+    folder: str
+    algorithm: str
+    digest: str
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"https://s3.amazonaws.com/fast-ai-imageclas/{self.folder}.tgz"
+
+
+ARCHIVES = {
+    "imagenette": Archive("imagenette2-320", "md5", "3df6f0d01a2c9592104656642f5e78a3"),
+    "imagewoof": Archive(
+        "imagewoof2-320", "sha256", "4e4905ed7643120daaf9bf3b2ef7f3a7e8396d9bdaf254a38c6f01f618b4973d"
+    ),
+}
+
+
+def find_or_download(name: str, root: Path, *, rank: int) -> Path:
+    """The folder with ``train`` and ``val``; of several processes the first one downloads and the others wait."""
+    archive = ARCHIVES[name]
+    candidates = [root, *(root / f"{name}2{size}" for size in ("", "-320", "-160"))]
+    for folder in candidates:
+        if (folder / "train").is_dir() and (folder / "val").is_dir():
+            return folder
+    target = root / archive.folder
+    if rank == 0:
+        _download(archive, root)
+    while not target.is_dir():
+        time.sleep(1)
+    return target
+
+
+def _download(archive: Archive, root: Path) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as scratch:
+        file = Path(scratch, f"{archive.folder}.tgz")
+        try:
+            download_url(archive.url, scratch, file.name)
+        except (URLError, OSError, RuntimeError) as error:
+            raise ValueError(
+                f"could not download {archive.url} ({error}); without a network, unpack that file into {str(root)!r}, "
+                "or give the folder that has train/ and val/ with --root"
+            ) from None
+        if (digest := _digest(file, archive.algorithm)) != archive.digest:
+            raise ValueError(f"{archive.url} is not what it was: its {archive.algorithm} is {digest}")
+        extract_archive(str(file), scratch)
+        Path(scratch, archive.folder).rename(root / archive.folder)  # at once, or not at all
+
+
+def _digest(file: Path, algorithm: str) -> str:
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    with file.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

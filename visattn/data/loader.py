@@ -1,0 +1,153 @@
+"""Images to batches: shuffled, augmented and shared among processes, all of it a function of (seed, epoch, index)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypedDict
+
+import albumentations as A
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+
+from visattn.data.decode import BadImage
+from visattn.data.readers import Reader
+from visattn.data.shards import Stream
+
+IGNORE = -100  # label of an image that fills a batch and is not counted
+
+Key: TypeAlias = tuple[int, int]  # (epoch, index); a negative index ~i is image i, not to be counted
+Item: TypeAlias = tuple[NDArray[np.uint8], int] | BadImage
+Position: TypeAlias = Callable[[], tuple[int, int]]  # (epoch, batches of it already done)
+
+
+class Batch(TypedDict):
+    """What a loader gives: images (B, 3, H, W) in 0..255, labels (B), and what could not be read."""
+
+    image: Tensor
+    label: Tensor
+    bad: list[str]
+
+
+class Shares(Sampler[Key]):
+    """The images of one process in one epoch.
+
+    Step by step, the processes together see what one process with a batch as large as all of theirs would see.
+
+    Args:
+        length: number of images.
+        batch_size: per process.
+        position: asked at the start of every pass, so that a resumed run goes on with the next batch.
+        seed: of the order; None keeps the order, and pads the last round with images that are not counted.
+        rank: which process this is,
+        world: of how many.
+    """
+
+    def __init__(
+        self, length: int, batch_size: int, position: Position, *, seed: int | None, rank: int, world: int
+    ) -> None:
+        self.length, self.batch_size, self.position = length, batch_size, position
+        self.seed, self.rank, self.world = seed, rank, world
+
+    def __len__(self) -> int:
+        if self.seed is None:
+            return -(-self.length // self.world)
+        return self.length // (self.batch_size * self.world) * self.batch_size
+
+    def __iter__(self) -> Iterator[Key]:
+        epoch, done = self.position()
+        if self.seed is None:
+            order = np.arange(len(self) * self.world)
+            order = np.where(order < self.length, order, ~(order % self.length))
+        else:
+            order = np.random.default_rng((self.seed, epoch)).permutation(self.length)
+        mine = order[self.rank :: self.world][: len(self)]
+        for index in mine[done * self.batch_size :]:
+            yield epoch, int(index)
+
+
+def _augmented(transform: A.Compose, image: NDArray[np.uint8], key: tuple[int, ...]) -> NDArray[np.uint8]:
+    rng = np.random.default_rng(key)
+    transform.set_random_state(rng, random.Random(int(rng.integers(2**63))))
+    return transform(image=image)["image"]
+
+
+@dataclass(frozen=True)
+class Images(Dataset[Item]):
+    """A reader's images, transformed; one that cannot be read is given back as the error."""
+
+    reader: Reader
+    transform: A.Compose
+    seed: int
+
+    def __getitem__(self, key: Key) -> Item:
+        epoch, index = key
+        actual = ~index if index < 0 else index
+        try:
+            image, label = self.reader.read(actual, epoch)
+        except BadImage as error:
+            return error
+        return _augmented(self.transform, image, (self.seed, epoch, actual)), IGNORE if index < 0 else label
+
+
+class Streamed(IterableDataset[Item]):
+    """A stream's images, transformed."""
+
+    def __init__(self, stream: Stream, transform: A.Compose, seed: int) -> None:
+        self.stream, self.transform, self.seed = stream, transform, seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def __iter__(self) -> Iterator[Item]:
+        worker = get_worker_info()
+        for number, (image, label) in enumerate(self.stream.images(self.epoch)):
+            yield _augmented(self.transform, image, (self.seed, self.epoch, worker.id if worker else 0, number)), label
+
+
+def collate(items: Sequence[Item], *, count_fillers: bool) -> Batch:
+    """A batch; a good image takes the place of a bad one, so that every batch has its size."""
+    good = [item for item in items if not isinstance(item, BadImage)]
+    bad = [str(item) for item in items if isinstance(item, BadImage)]
+    fillers = [good[i % len(good)] for i in range(len(bad))] if good else []
+    labels = [label for _, label in good] + [label if count_fillers else IGNORE for _, label in fillers]
+    images = [image for image, _ in [*good, *fillers]]
+    # One copy, into the order that channels-last convolutions want.
+    stacked = torch.from_numpy(np.stack(images)) if images else torch.empty(0, 1, 1, 3, dtype=torch.uint8)
+    return {"image": stacked.permute(0, 3, 1, 2), "label": torch.tensor(labels, dtype=torch.long), "bad": bad}
+
+
+class ResumableLoader(DataLoader[Item]):
+    """A loader whose sampler asks where training stands: a resumed run needs nothing from it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to do."""
+
+
+class StreamLoader(ResumableLoader):
+    """Tells a stream which epoch it is; a run resumed within an epoch begins that epoch's stream anew."""
+
+    dataset: Streamed
+
+    def __init__(self, dataset: Streamed, position: Position, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.position = position
+
+    def __iter__(self) -> Any:
+        self.dataset.epoch, _ = self.position()
+        return super().__iter__()
+
+
+def one_thread(_: int) -> None:
+    """Keep OpenCV from starting threads in every worker."""
+    cv2.setNumThreads(0)

@@ -1,0 +1,111 @@
+"""timm's readers: Hugging Face datasets (``hfds/…``), and streams of shards (``wds/…``, ``tfds/…``, ``hfids/…``)."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from timm.data.readers import create_reader
+
+from visattn.data.decode import decode
+from visattn.data.readers import Labelled
+
+PREFIXES = ("hfds", "hfids", "tfds", "wds")
+PACKAGES = {"hfds": "datasets", "hfids": "datasets", "tfds": "tensorflow-datasets", "wds": "webdataset"}
+SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """A reader of timm's that knows its images by number."""
+
+    reader: Any
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def read(self, index: int, epoch: int) -> Labelled:  # noqa: ARG002 - the same in every epoch
+        """Decode one image."""
+        stream, label = self.reader[index]
+        return decode(stream.read() if isinstance(stream, io.IOBase) else stream, f"{self.name}[{index}]"), int(label)
+
+
+@dataclass
+class Stream:
+    """A reader of timm's that can only be read from one end to the other."""
+
+    name: str
+    root: str | None
+    split: str
+    batch_size: int
+    seed: int
+    workers: int
+
+    def open(self) -> None:
+        """Open it; after the processes of a run have found each other, so that each takes its own shards."""
+        self._reader = _open(
+            self.name, self.root, self.split, batch_size=self.batch_size, seed=self.seed, is_training=self.training
+        )
+        self._reader.set_loader_cfg(num_workers=self.workers)
+
+    @property
+    def training(self) -> bool:
+        """Whether images are shuffled and every process gets equally many."""
+        return self.split == "train"
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def images(self, epoch: int) -> Iterator[Labelled]:
+        """All images of this process and worker."""
+        self._reader.set_epoch(epoch)
+        for image, label in self._reader:
+            yield np.asarray(image.convert("RGB")), int(label)
+
+
+@dataclass(frozen=True)
+class StreamSource:
+    """Shards to train on and to validate on, opened by the data module."""
+
+    name: str
+    root: str | None
+    classes: tuple[str, ...]
+    size: None = None
+    augment: str = "crop"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """For people."""
+        return self.classes
+
+    def stream(self, split: str, batch_size: int, seed: int, workers: int) -> Stream:
+        """One of the two, opened."""
+        stream = Stream(self.name, self.root, split, batch_size, seed, workers)
+        stream.open()
+        return stream
+
+
+def _open(name: str, root: str | None, split: str, **options: Any) -> Any:
+    prefix = name.partition("/")[0]
+    failures = []
+    for candidate in SPLITS[split]:
+        try:
+            return create_reader(name, root=root, split=candidate, **options)
+        except (ImportError, AssertionError) as error:
+            if isinstance(error, ImportError) or "package" in str(error):
+                raise ValueError(f"{name!r} needs another package: pip install {PACKAGES[prefix]} ({error})") from None
+            failures.append(f"{candidate}: {error}")
+        except Exception as error:
+            failures.append(f"{candidate}: {type(error).__name__}: {error}")
+    raise ValueError(f"{name!r} has no readable {split} split in {root!r} ({'; '.join(failures)})".replace("\n", " "))
+
+
+def open_indexed(name: str, root: str | None) -> tuple[Indexed, Indexed, tuple[str, ...]]:
+    """Training images, validation images and classes of a data set that is not a stream."""
+    train, val = (_open(name, root, split) for split in ("train", "val"))
+    classes = train.dataset.features[train.label_key].names
+    return Indexed(train, name), Indexed(val, name), tuple(classes)

@@ -1,0 +1,85 @@
+"""``--data``: what its names stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from timm.data import ImageNetInfo
+
+from visattn.data.digits import Difficulty, Digits
+from visattn.data.downloads import find_or_download
+from visattn.data.folders import folder_source
+from visattn.data.readers import DigitImages, Source
+from visattn.data.shards import PREFIXES, StreamSource, open_indexed
+from visattn.data.subsets import read_subset
+from visattn.registry import suggest
+
+Anything: TypeAlias = Source | StreamSource
+
+
+def open_source(
+    data: str,
+    *,
+    root: str | None = None,
+    subset: str | None = None,
+    difficulty: Difficulty = "cluttered",
+    val_fraction: float = 0.1,
+    num_classes: int | None = None,
+    seed: int = 0,
+    rank: int = 0,
+) -> Anything:
+    """The images of a name.
+
+    >>> open_source("digits", difficulty="translated").classes[:3]
+    ('0', '1', '2')
+    """
+    if subset is not None and data != "imagenet":
+        raise ValueError(f"--subset chooses classes of --data imagenet, not of {data!r}")
+    if data.partition("/")[0] in PREFIXES and "/" in data:
+        return _shards(data, root, num_classes)
+    openers: dict[str, Callable[[], Source]] = {
+        "digits": lambda: _digits(difficulty, seed),
+        "imagenette": lambda: _wordnet(find_or_download(data, Path(root or "data"), rank=rank), read_subset(data)),
+        "imagewoof": lambda: _wordnet(find_or_download(data, Path(root or "data"), rank=rank), read_subset(data)),
+        "imagenet": lambda: _wordnet(_needed(root, data), read_subset(subset) if subset else None),
+        "folder": lambda: folder_source(_needed(root, data), val_fraction),
+    }
+    if data not in openers:
+        known = [*openers, *(f"{prefix}/…" for prefix in PREFIXES)]
+        raise ValueError(f"unknown data {data!r}: {suggest(data, known)}")
+    return openers[data]()
+
+
+def _needed(root: str | None, data: str) -> Path:
+    if root is None:
+        raise ValueError(f"--data {data} needs the folder of the images: --root FOLDER")
+    return Path(root)
+
+
+def _digits(difficulty: Difficulty, seed: int) -> Source:
+    # Validation images do not depend on the seed: runs are compared on the same ones.
+    train, val = Digits("train", difficulty, seed), Digits("val", difficulty)
+    return Source(
+        DigitImages(train), DigitImages(val), Digits.classes, size=64, augment="none", mask=lambda i: val.sample(i)[2]
+    )
+
+
+def _wordnet(root: Path, classes: tuple[str, ...] | None) -> Source:
+    """Folders called by their WordNet ids."""
+    source = folder_source(root, 0.1, classes)
+    info = ImageNetInfo()
+    known = set(info.label_names())
+    names = tuple(
+        info.label_name_to_description(each, detailed=False) if each in known else each for each in source.classes
+    )
+    return Source(source.train, source.val, source.classes, names)
+
+
+def _shards(data: str, root: str | None, num_classes: int | None) -> Anything:
+    if data.startswith("hfds/"):
+        return Source(*open_indexed(data, root))
+    if num_classes is None:
+        raise ValueError(f"{data!r} is a stream of shards that does not tell how many classes it has: --num-classes N")
+    return StreamSource(data, root, tuple(str(label) for label in range(num_classes)))

@@ -1,0 +1,41 @@
+"""Lists of ImageNet classes, each with its source and a checksum (``configs/subsets``)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from visattn.registry import suggest
+from visattn.resources import configs_folder
+
+
+def subset_names() -> list[str]:
+    """The lists that come with visattn."""
+    return sorted(file.stem for file in (configs_folder() / "subsets").glob("*.txt"))
+
+
+def read_subset(name: str) -> tuple[str, ...]:
+    """The class ids of a list by name, or of a file of one's own (an id per line; what follows a ``#`` is a comment).
+
+    >>> read_subset("imagenette")[:2]
+    ('n01440764', 'n02102040')
+    """
+    file = configs_folder() / "subsets" / f"{name}.txt" if name in subset_names() else Path(name)
+    if not file.is_file():
+        raise ValueError(f"unknown subset {name!r} and no such file: {suggest(name, subset_names())}")
+    text = file.read_text()
+    ids = tuple(stripped for line in text.splitlines() if (stripped := line.partition("#")[0].strip()))
+    if not ids:
+        raise ValueError(f"subset {name!r} lists no classes")
+    if twice := sorted({each for each in ids if ids.count(each) > 1}):
+        raise ValueError(f"subset {name!r} lists {twice[0]!r} twice")
+    stated = re.search(r"^# sha256: ([0-9a-f]{64})$", text, re.MULTILINE)
+    if stated and stated[1] != checksum(ids):
+        raise ValueError(f"subset {name!r} was changed: its checksum is {checksum(ids)}, the file says {stated[1]}")
+    return ids
+
+
+def checksum(ids: tuple[str, ...]) -> str:
+    """SHA-256 of the ids, one per line."""
+    return hashlib.sha256("".join(f"{each}\n" for each in ids).encode()).hexdigest()

@@ -1,0 +1,99 @@
+"""Images with what the model looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib import cm
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from visattn.report.figures import GREY, MAP, overlay, save, show
+
+RIGHT, WRONG = "#1a7f37", "#c1121f"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said of an image: class names and the probability it gave to its answer."""
+
+    true: str
+    said: str
+    probability: float
+
+    def __str__(self) -> str:
+        said = f"{_short(self.said)} {self.probability:.0%}"
+        return said if self.true == self.said else f"{_short(self.true)} taken for {said}"
+
+
+def _short(name: str) -> str:
+    return name.split(",")[0][:22]
+
+
+def draw_heatmaps(
+    path: Path,
+    images: NDArray[np.uint8],
+    heatmaps: NDArray[np.float32],
+    answers: Sequence[Answer],
+    *,
+    title: str,
+    masks: NDArray[np.bool_] | None = None,
+    columns: int = 4,
+) -> None:
+    """Pairs of an image and its heatmap, with the model's answer above.
+
+    Args:
+        path: of the PNG.
+        images: (B, H, W, 3).
+        heatmaps: (B, H, W) in [0, 1].
+        answers: one per image.
+        title: of the picture.
+        masks: (B, H, W), the truth about where the object is, drawn as an outline.
+        columns: pairs per row.
+    """
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(3.1 * columns + 0.9, 1.8 * rows + 0.5), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    grid = figure.subplots(rows, 2 * columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for number, (image, heatmap, answer) in enumerate(zip(images, heatmaps, answers, strict=True)):
+        left, right = grid[number // columns, 2 * (number % columns) :][:2]
+        show(left, image, str(answer), RIGHT if answer.true == answer.said else WRONG)
+        left.title.set_horizontalalignment("left")
+        left.title.set_x(0)
+        left.title.set_in_layout(False)  # a long one may run on over the heatmap's column
+        show(right, overlay(image, heatmap), " ")
+        if masks is not None:
+            right.contour(masks[number], levels=[0.5], colors="white", linewidths=0.8)
+    scale = cm.ScalarMappable(Normalize(0, 1), MAP)
+    bar = figure.colorbar(scale, ax=grid, fraction=0.02, pad=0.01, ticks=[0, 0.5, 1])
+    bar.set_label("attention (largest = 1)", fontsize=8, color=GREY)
+    bar.ax.tick_params(labelsize=8, colors=GREY)
+    save(figure, path)
+
+
+def draw_film(path: Path, images: NDArray[np.uint8], frames: dict[int, NDArray[np.float32]], most: int = 12) -> None:
+    """A strip per image: what the model looked at after more and more epochs.
+
+    Args:
+        path: of the PNG.
+        images: (B, H, W, 3).
+        frames: heatmaps (B, H, W) by epoch.
+        most: frames to show; of more, an even choice.
+    """
+    epochs = sorted(frames)
+    if len(epochs) > most:
+        epochs = [epochs[round(i * (len(epochs) - 1) / (most - 1))] for i in range(most)]
+    columns = 1 + len(epochs)
+    figure = Figure(figsize=(1.25 * columns + 0.2, 1.25 * len(images) + 0.5), layout="constrained")
+    grid = figure.subplots(len(images), columns, squeeze=False, gridspec_kw={"wspace": 0.03, "hspace": 0.03})
+    for row, image in enumerate(images):
+        show(grid[row, 0], image, "image" if row == 0 else "")
+        for column, epoch in enumerate(epochs, 1):
+            show(grid[row, column], overlay(image, frames[epoch][row]), f"epoch {epoch}" if row == 0 else "")
+    save(figure, path)

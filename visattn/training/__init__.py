@@ -1,0 +1,1 @@
+"""Training: settings, the LightningModule, its callbacks, checkpoints."""

@@ -1,0 +1,116 @@
+"""From settings to a model, its data and its card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm
+from lightning.pytorch import seed_everything
+from timm.data import resolve_model_data_config
+from torch import nn
+
+from visattn.data.datamodule import ImageData
+from visattn.data.sources import Anything, open_source
+from visattn.models import create_model
+from visattn.models.names import split_name
+from visattn.training.classifier import Classifier, ShardedClassifier
+from visattn.training.settings import Settings
+from visattn.training.trainer import SHARDED
+
+
+def create_source(settings: Settings, rank: int) -> Anything:
+    """The data that the settings name."""
+    return open_source(
+        settings.data,
+        root=settings.root,
+        subset=settings.subset,
+        difficulty=settings.difficulty,
+        val_fraction=settings.val_fraction,
+        num_classes=settings.num_classes,
+        seed=settings.seed,
+        rank=rank,
+    )
+
+
+def input_size(settings: Settings, source: Anything) -> tuple[int, dict[str, Any]]:
+    """Side of the model's input, and what timm must be told about it.
+
+    A convolutional network takes the images as they are; a vision transformer is made for one size, and is built anew
+    for another one only if that is asked for.
+    """
+    config = timm.get_pretrained_cfg(split_name(settings.model)[0], allow_unregistered=True)
+    native, fixed = (config.input_size[-1], config.fixed_input_size) if config else (224, False)
+    size = settings.image_size or (source.size if source.size is not None and not fixed else native)
+    return size, {"img_size": size} if fixed and size != native else {}
+
+
+def model_arguments(settings: Settings, source: Anything) -> dict[str, Any]:
+    """All that :func:`visattn.create_model` needs to build the model again."""
+    _, extra = input_size(settings, source)
+    return {
+        "name": settings.model,
+        "attn": settings.attn,
+        "attn_options": settings.attn_options,
+        "num_classes": len(source.classes),
+        **extra,
+        **(settings.model_options or {}),
+    }
+
+
+def create_classifier(settings: Settings, source: Anything) -> Classifier:
+    """The model in its training harness; the same weights for the same seed."""
+    seed_everything(settings.seed, verbose=False)
+    arguments = model_arguments(settings, source)
+    try:
+        model = create_model(**arguments, pretrained=settings.pretrained)
+    except ValueError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        if settings.pretrained:
+            raise ValueError(
+                f"the pretrained weights of {settings.model!r} could not be loaded; they come from the Hugging Face "
+                f"hub, which needs a network or a filled cache ({reason})"
+            ) from error
+        raise ValueError(f"{settings.model!r} cannot be built with {arguments} ({reason})") from error
+    if settings.compile:
+        model.compile()
+    kind = ShardedClassifier if settings.strategy == SHARDED else Classifier
+    return kind(model, settings, len(source.classes))
+
+
+def create_data(settings: Settings, source: Anything, model: nn.Module) -> ImageData:
+    """Batches for a model, normalised as it expects."""
+    config = resolve_model_data_config(model)
+    return ImageData(
+        source,
+        size=input_size(settings, source)[0],
+        mean=config["mean"],
+        std=config["std"],
+        crop_pct=config["crop_pct"],
+        batch_size=settings.batch_size,
+        augment=settings.augment,
+        mixup=settings.mixup,
+        cutmix=settings.cutmix,
+        label_smoothing=settings.label_smoothing,
+        workers=settings.workers,
+        seed=settings.seed,
+        on_bad_image=settings.on_bad_image,
+        channels_last=settings.channels_last,
+    )
+
+
+def card(settings: Settings, source: Anything, data: ImageData) -> dict[str, Any]:
+    """What somebody who finds ``model.safetensors`` has to know."""
+    return {
+        "model": model_arguments(settings, source),
+        "classes": list(source.classes),
+        "class_names": list(source.names),
+        "input": {
+            "size": [3, data.size, data.size],
+            "range": "RGB in 0..1, then (x - mean) / std",
+            "mean": list(data.mean),
+            "std": list(data.std),
+        },
+        "data": settings.data,
+    }

@@ -1,0 +1,106 @@
+"""Checkpoints that are whole or not there at all, and that run no code when they are loaded."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning
+import safetensors
+import timm
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from typing_extensions import override
+
+import visattn
+from visattn.models import create_model
+from visattn.training.files import replacing
+
+WEIGHTS, CARD = "model.safetensors", "model.json"
+
+
+class SafeCheckpointIO(TorchCheckpointIO):
+    """Lightning's checkpoints, written at once and read as data only."""
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Write beside the old file, then take its place."""
+        with replacing(path) as partial:
+            try:
+                torch.save(checkpoint, partial)
+            except RuntimeError as error:  # torch's way of saying that a write failed
+                raise OSError(None, str(error).splitlines()[0]) from error
+
+    @override
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Callable[..., Any] | None = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Read tensors and plain values, whatever the caller asks for."""
+        return load_checkpoint(path, map_location=map_location or "cpu")
+
+
+def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
+    """A Lightning checkpoint as data; a file that wants to run code is refused."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no checkpoint {str(path)!r}")
+    try:
+        state = torch.load(path, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"refused to load {str(path)!r}: it is not a checkpoint of tensors and plain values, and could run code"
+        ) from None
+    except (RuntimeError, EOFError, OSError) as error:
+        raise ValueError(f"{str(path)!r} is not a whole checkpoint: {str(error).splitlines()[0]}") from None
+    if not isinstance(state, dict) or "state_dict" not in state:
+        raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: it has no state_dict")
+    return state
+
+
+def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The model's own weights in a checkpoint of :class:`visattn.training.Classifier`."""
+    prefix = "model."
+    return {
+        key.removeprefix(prefix): value for key, value in checkpoint["state_dict"].items() if key.startswith(prefix)
+    }
+
+
+def save_model(folder: Path, weights: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
+    """``model.safetensors`` and ``model.json``: all it takes to use the model elsewhere."""
+    versions = {
+        "visattn": visattn.__version__,
+        "timm": timm.__version__,
+        "torch": torch.__version__,
+        "lightning": lightning.__version__,
+        "safetensors": safetensors.__version__,
+        "python": platform.python_version(),
+    }
+    shared: set[int] = set()
+    tensors = {}
+    for key, value in weights.items():  # tied weights may not share memory in the file
+        tensors[key] = value.clone().contiguous() if value.data_ptr() in shared else value.contiguous()
+        shared.add(value.data_ptr())
+    with replacing(folder / WEIGHTS) as partial:
+        save_file(tensors, partial, metadata={"format": "pt"})
+    with replacing(folder / CARD) as partial:
+        partial.write_text(json.dumps({**card, "versions": versions}, indent=2) + "\n")
+
+
+def load_model(folder: str | Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The model that a run wrote, ready to use, and its card."""
+    folder = Path(folder)
+    if not (folder / CARD).is_file():
+        raise ValueError(f"{str(folder)!r} has no {CARD}: is it the folder of a finished run?")
+    card = json.loads((folder / CARD).read_text())
+    model = create_model(**card["model"])
+    model.load_state_dict(load_file(folder / WEIGHTS))
+    return model.eval(), card

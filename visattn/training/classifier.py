@@ -1,0 +1,162 @@
+"""A classification model and how it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torchmetrics import MeanMetric, Metric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+from typing_extensions import override
+
+from visattn.data.loader import IGNORE
+from visattn.models.attachments import NAME
+from visattn.models.patch import Patch
+from visattn.training.optimisation import cosine_with_warmup, create_optimizer
+from visattn.training.settings import Settings
+
+CHECK_EVERY = 10  # steps between two looks at the loss; each look makes a GPU wait
+
+
+class Classifier(LightningModule):
+    """Cross-entropy training of a model, with accuracy measured over all processes."""
+
+    def __init__(self, model: nn.Module, settings: Settings, num_classes: int) -> None:
+        super().__init__()
+        self.model = model
+        self.settings = settings
+        self.frozen = list(_freeze_backbone(model)) if settings.freeze_backbone else []
+        if settings.channels_last:
+            model.to(memory_format=torch.channels_last)
+        accuracy: dict[str, Any] = {"num_classes": num_classes, "average": "micro", "ignore_index": IGNORE}
+        self.train_top1 = MulticlassAccuracy(**accuracy)
+        self.train_loss = MeanMetric()
+        self.val_top1 = MulticlassAccuracy(**accuracy)
+        self.val_top5 = MulticlassAccuracy(top_k=min(5, num_classes), **accuracy)
+        self.val_loss = MeanMetric()
+        self.confusion = MulticlassConfusionMatrix(num_classes, ignore_index=IGNORE)
+        self._checked: list[Tensor] = []
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits."""
+        return self.model(image)
+
+    def train(self, mode: bool = True) -> Classifier:
+        """Training mode, except for what is frozen: its batch statistics stay as they are."""
+        super().train(mode)
+        for module in self.frozen:
+            module.eval()
+        return self
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Make dropout, mixing and sampling a function of (seed, step, process): a resumed run repeats them."""
+        assert self.trainer is not None
+        state = np.random.SeedSequence((self.settings.seed, self.trainer.fit_loop.total_batch_idx, self.global_rank))
+        torch_seed, numpy_seed = state.generate_state(2)
+        torch.manual_seed(int(torch_seed))
+        np.random.seed(int(numpy_seed))
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """Loss of a batch."""
+        image, label = batch["image"], batch["label"]
+        logits = self(image)
+        mixed = label.ndim == 2  # timm's mixup gives distributions, already smoothed
+        loss = F.cross_entropy(logits, label, label_smoothing=0.0 if mixed else self.settings.label_smoothing)
+        self._watch(loss.detach(), batch_idx)
+        self.train_loss.update(loss.detach(), len(image))
+        self.train_top1.update(logits.detach(), label.argmax(1) if mixed else label)
+        return loss
+
+    def _watch(self, loss: Tensor, batch_idx: int) -> None:
+        self._checked.append(loss)
+        if batch_idx % CHECK_EVERY == 0:
+            self._check()
+
+    def _check(self) -> None:
+        if self._checked and not torch.isfinite(torch.stack(self._checked)).all():
+            step = self.trainer.global_step
+            raise FloatingPointError(
+                f"the loss is not a finite number any more, at or shortly before step {step}: lower --lr "
+                f"(it is {self.settings.lr:g}), give --clip-grad 1, or use --precision bf16-mixed instead of 16-mixed"
+            )
+        self._checked.clear()
+
+    def running_accuracy(self) -> float:
+        """Of this process, in this epoch so far."""
+        counts = self.train_top1
+        return float(counts.tp.sum() / (counts.tp + counts.fn).sum().clamp(min=1))  # type: ignore[union-attr, operator]
+
+    def on_train_epoch_end(self) -> None:
+        """Report the epoch."""
+        self._check()
+        self._report({"train_loss": self.train_loss, "train_top1": self.train_top1})
+
+    @override
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """Count right and wrong answers; images that only fill a batch do not count."""
+        logits, label = self(batch["image"]), batch["label"]
+        counted = int((label != IGNORE).sum())
+        if counted:
+            self.val_loss.update(F.cross_entropy(logits, label, ignore_index=IGNORE), counted)
+        for metric in (self.val_top1, self.val_top5, self.confusion):
+            metric.update(logits, label)
+
+    def on_validation_epoch_end(self) -> None:
+        """Report the validation, summed over all processes."""
+        self._report({"val_loss": self.val_loss, "val_top1": self.val_top1, "val_top5": self.val_top5})
+
+    def _report(self, metrics: dict[str, Metric]) -> None:
+        self.log_dict({name: metric.compute() for name, metric in metrics.items()}, sync_dist=True)
+        for metric in metrics.values():
+            metric.reset()
+
+    def configure_optimizers(self) -> Any:
+        """The optimiser and its learning rate, step by step."""
+        optimizer = create_optimizer(self.model, self.settings)
+        steps = int(self.trainer.estimated_stepping_batches)
+        warmup = round(self.settings.warmup_epochs * steps / self.settings.epochs)
+        schedule = cosine_with_warmup(optimizer, steps=steps, warmup=warmup)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class ShardedClassifier(Classifier):
+    """The same with its weights, gradients and optimiser state shared out among the processes (FSDP2)."""
+
+    def configure_model(self) -> None:
+        """Shard every block of the network, and then the rest."""
+        mesh = self.device_mesh
+        assert mesh is not None
+        mesh = mesh["data_parallel"]
+        for module in self.model.modules():
+            if isinstance(module, nn.ModuleList | nn.Sequential):
+                for child in module.children():
+                    if sum(1 for _ in child.parameters()) > 3:
+                        fully_shard(child, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+
+
+def _freeze_backbone(model: nn.Module) -> Iterator[nn.Module]:
+    """Freeze all but the attached attention and the classifier; yields what must stay in evaluation mode."""
+    trained = {id(module) for part in _trained_parts(model) for module in part.modules()}
+    for module in model.modules():
+        if id(module) in trained:
+            continue
+        for parameter in module.parameters(recurse=False):
+            parameter.requires_grad_(False)
+        if not any(id(child) in trained for child in module.modules()):
+            yield module
+
+
+def _trained_parts(model: nn.Module) -> Iterator[nn.Module]:
+    classifier = model.get_classifier()  # type: ignore[operator]
+    yield from classifier if isinstance(classifier, tuple) else (classifier,)
+    if NAME in model._modules:
+        yield model.get_submodule(NAME)
+    yield from (module for module in model.modules() if isinstance(module, Patch))

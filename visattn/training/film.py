@@ -1,0 +1,69 @@
+"""A film of attention forming: the same validation images, every few epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from visattn.training.files import replacing
+
+Look: TypeAlias = Callable[[nn.Module, Tensor], Tensor]  # (B, 3, H, W) -> heatmaps (B, H, W) in [0, 1]
+Draw: TypeAlias = Callable[[Path, NDArray[np.uint8], dict[int, NDArray[np.float32]]], None]
+
+
+class Film(Callback):
+    """Keeps what the model looks at as ``film/epoch_0003.npy``, and a picture of all of them as ``film.png``.
+
+    Every process looks, since sharded weights must be gathered from all of them; the first one writes.
+
+    Args:
+        folder: of the run.
+        every: epochs between two frames.
+        images: (B, H, W, 3) in 0..255, as the person will see them,
+        inputs: and as the model does, (B, 3, H, W).
+        look: makes heatmaps.
+        draw: makes the picture of the frames, by epoch.
+    """
+
+    def __init__(
+        self, folder: Path, every: int, images: NDArray[np.uint8], inputs: Tensor, look: Look, draw: Draw
+    ) -> None:
+        self.folder, self.every, self.images, self.inputs = folder, every, images, inputs
+        self.look, self.draw = look, draw
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add a frame."""
+        epoch = trainer.current_epoch + 1
+        if epoch % self.every and epoch != trainer.max_epochs:
+            return
+        with uncompiled(pl_module.model), trainer.precision_plugin.forward_context():  # type: ignore[arg-type]
+            maps = self.look(pl_module.model, self.inputs.to(pl_module.device))  # type: ignore[arg-type]
+        if trainer.is_global_zero:
+            with replacing(self.folder / "film" / f"epoch_{epoch:04}.npy") as partial, partial.open("wb") as stream:
+                np.save(stream, maps.float().cpu().numpy())
+            self.draw(self.folder / "film.png", self.images, read_frames(self.folder, epoch))
+
+
+def read_frames(folder: Path, last: int) -> dict[int, NDArray[np.float32]]:
+    """The frames of a run up to an epoch; those that a killed run made after it are left out."""
+    files = {int(file.stem.removeprefix("epoch_")): file for file in sorted((folder / "film").glob("epoch_*.npy"))}
+    return {epoch: np.load(file, allow_pickle=False) for epoch, file in files.items() if epoch <= last}
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run a compiled module as it was written, so that hooks in it are called."""
+    compiled, model._compiled_call_impl = model._compiled_call_impl, None
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        model._compiled_call_impl = compiled

@@ -1,0 +1,72 @@
+"""Optimiser and learning rate of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from timm.optim import create_optimizer_v2, list_optimizers, param_groups_layer_decay, param_groups_weight_decay
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from visattn.registry import suggest
+from visattn.training.settings import Settings
+
+FUSED = ("adam", "adamw", "sgd", "momentum")  # PyTorch has one kernel for all of the step; not with fp16's scaler
+
+
+def gains(model: nn.Module) -> Iterator[str]:
+    """Names of parameters that scale or shift, whatever their shape: (C, 1, 1) is a vector too.
+
+    >>> from visattn.blocks import create_block
+    >>> list(gains(create_block("gct", 8)))
+    ['alpha', 'gamma', 'beta']
+    """
+    for prefix, module in model.named_modules():
+        if isinstance(module, nn.Linear | _ConvNd):
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if sum(size > 1 for size in parameter.shape) <= 1:
+                yield f"{prefix}.{name}" if prefix else name
+
+
+def create_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
+    """timm's optimiser of a name; norms, biases and gains, and what the model itself names, have no weight decay."""
+    known = [str(name) for name in list_optimizers()]
+    if settings.optimizer.lower() not in known:
+        raise ValueError(f"unknown optimizer {settings.optimizer!r}: {suggest(settings.optimizer, known)}")
+    spared = set(gains(model))
+    if callable(own := getattr(model, "no_weight_decay", None)):
+        spared |= set(own())
+    groups: list[dict[str, Any]]
+    if settings.layer_decay is None:
+        groups = param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=spared)
+    else:
+        groups = param_groups_layer_decay(
+            model, settings.weight_decay, no_weight_decay_list=spared, layer_decay=settings.layer_decay
+        )
+    for group in groups:
+        group["lr"] = settings.lr * group.pop("lr_scale", 1.0)
+    if not groups:
+        raise ValueError("there is nothing to train: every parameter of the model is frozen")
+    extra: dict[str, Any] = (
+        {"fused": True} if settings.optimizer.lower() in FUSED and not settings.precision.startswith("16") else {}
+    )
+    return create_optimizer_v2(
+        groups, settings.optimizer, settings.lr, settings.weight_decay, settings.momentum, **extra
+    )
+
+
+def cosine_with_warmup(optimizer: Optimizer, *, steps: int, warmup: int) -> LambdaLR:
+    """Rise in a straight line, then fall as half a cosine, one value per optimiser step."""
+    warmup = min(warmup, steps - 1)
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        return 0.5 * (1 + math.cos(math.pi * min(1, (step - warmup) / max(1, steps - warmup))))
+
+    return LambdaLR(optimizer, factor)

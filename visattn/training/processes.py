@@ -1,0 +1,66 @@
+"""A run may be many processes: who speaks, and what is said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from visattn.counting import count_parameters
+from visattn.data.datamodule import ImageData
+from visattn.training.classifier import Classifier
+from visattn.training.runs import Run
+
+P = ParamSpec("P")
+
+# What a person can do something about; anything else is a mistake of ours and shows where it happened.
+PROBLEMS = (ValueError, OSError, FloatingPointError, MisconfigurationException)
+
+
+def rank() -> int:
+    """Number of this process among all of the run, before or after they have found each other."""
+    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):  # torchrun, SLURM, Lightning's own launcher
+        if name in os.environ:
+            return int(os.environ[name])
+    return 0
+
+
+def on_first_process(do: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Do something once, not once per process."""
+    if rank() == 0:
+        do(*args, **kwargs)
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename!r}" if error.filename else ""
+        return f"{error.strerror}{where}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer) -> None:
+    """Say what is about to happen."""
+    settings, source = classifier.settings, data.source
+    name = settings.model if settings.attn is None else f"{settings.model} with {settings.attn}"
+    trained = count_parameters(classifier.model)
+    total = sum(parameter.numel() for parameter in classifier.model.parameters())
+    parameters = f"{total:,} parameters" if trained == total else f"{trained:,} of {total:,} parameters"
+    processes = f" in {trainer.world_size} processes" if trainer.world_size > 1 else ""
+    print(f"{name}, {parameters}, on {settings.data}: {len(source.classes)} classes, {data.size} x {data.size} pixels")
+    print(f"{trainer.accelerator.__class__.__name__.removesuffix('Accelerator')}{processes}, writing to {run.folder}/")
+    if run.checkpoint is not None:
+        print(f"going on from {run.checkpoint}")
+    elif settings.resume is not None:
+        print(f"nothing to go on with in {run.folder}/ yet: starting from the beginning")
+    if trainer.world_size > 1 and trainer.accelerator.name() == "cpu" and _has_batch_norm(classifier.model):
+        print("note: SyncBatchNorm runs on GPUs only; each process normalises its own batches")
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, _BatchNorm) for module in model.modules())

@@ -1,0 +1,112 @@
+"""The folder of a run: what it is called and what lies in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from visattn.training.files import replacing
+from visattn.training.settings import Settings
+
+ALONE = "last"  # what --resume without a value stands for
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder.
+
+    Args:
+        folder: all that the run writes.
+        checkpoint: where to go on, if the run is resumed.
+    """
+
+    folder: Path
+    checkpoint: Path | None = None
+
+    @property
+    def last(self) -> Path:
+        """The state after the last epoch, to go on with."""
+        return self.folder / "checkpoints" / "last.ckpt"
+
+    @property
+    def best(self) -> Path:
+        """The state after the epoch with the best validation accuracy."""
+        return self.folder / "checkpoints" / "best.ckpt"
+
+    def summary(self, best: dict[str, Any], seconds: float) -> str:
+        """What came of it, and where it lies."""
+        files = {
+            "heatmaps.png": "validation images with what the model looks at",
+            "film.png": "how that came about",
+            "curves.png": "loss and accuracy",
+            "confusion.png": "which classes are taken for which",
+            "model.safetensors": "the weights of the best epoch, with model.json",
+            "checkpoints/": "last.ckpt to go on with, best.ckpt",
+            "metrics.csv": "a row per epoch",
+            "tensorboard/": "for tensorboard --logdir",
+            "config.yaml": "to repeat the run",
+        }
+        minutes, rest = divmod(round(seconds), 60)
+        accuracy = "" if best["val_top1"] is None else f"best validation accuracy {best['val_top1']:.1%} "
+        lines = [f"{accuracy}(epoch {best['epoch']}), {minutes} min {rest} s in all", f"{self.folder}/"]
+        return "\n".join(
+            [*lines, *(f"  {name:18} {text}" for name, text in files.items() if (self.folder / name).exists())]
+        )
+
+
+def start(run: Run, config: str) -> None:
+    """Make the folder and note the settings in it."""
+    with replacing(run.folder / "config.yaml") as partial:
+        partial.write_text(config)
+
+
+def default_name(settings: Settings) -> str:
+    """Model and data.
+
+    >>> default_name(Settings(model="resnet50", attn="cbam", data="imagenette"))
+    'resnet50_cbam-imagenette'
+    """
+    model = settings.model if settings.attn is None else f"{settings.model}_{settings.attn}"
+    data = settings.data if settings.subset is None else f"{settings.data}-{Path(settings.subset).stem}"
+    return re.sub(r"[^\w.-]+", "-", f"{model}-{data}")
+
+
+def find_run(settings: Settings) -> Run:
+    """The folder of a run to resume, or of a new one: never one that has something in it already."""
+    name, out = settings.name or default_name(settings), Path(settings.out)
+    if settings.resume == ALONE:
+        folder = _versions(out, name)[-1]
+        run = Run(folder)
+        return Run(folder, run.last if run.last.is_file() else None)
+    if settings.resume is not None:
+        return _named(Path(settings.resume))
+    folder = out / name
+    taken = [version for version in _versions(out, name) if version.exists()]
+    if taken:
+        folder = out / f"{name}-{_number(taken[-1], name) + 1}"
+    return Run(folder)
+
+
+def _named(path: Path) -> Run:
+    if path.is_dir():
+        run = Run(path)
+        if not run.last.is_file():
+            raise ValueError(f"{str(path)!r} has no checkpoint to go on with (checkpoints/last.ckpt)")
+        return Run(path, run.last)
+    if not path.is_file():
+        raise ValueError(f"--resume: there is no run and no checkpoint {str(path)!r}")
+    return Run(path.parent.parent if path.parent.name == "checkpoints" else path.parent, path)
+
+
+def _number(folder: Path, name: str) -> int:
+    suffix = folder.name.removeprefix(name)
+    return int(suffix[1:]) if suffix else 1
+
+
+def _versions(out: Path, name: str) -> list[Path]:
+    """The runs of a name, oldest first; the first one even if it is not there yet."""
+    pattern = re.compile(re.escape(name) + r"-\d+")
+    later = [path for path in out.glob(f"{name}-*") if pattern.fullmatch(path.name)] if out.is_dir() else []
+    return [out / name, *sorted(later, key=lambda path: _number(path, name))]

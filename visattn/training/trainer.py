@@ -1,0 +1,110 @@
+"""Lightning's trainer, set up for a run."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from lightning.pytorch.callbacks.weight_averaging import EMAWeightAveraging
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+from visattn.training.checkpoints import SafeCheckpointIO
+from visattn.training.interruption import Interruption
+from visattn.training.parsing import devices
+from visattn.training.progress import TrainingProgress
+from visattn.training.record import MONITOR, Record
+from visattn.training.runs import Run
+from visattn.training.settings import Settings
+
+SHARDED = "fsdp"
+
+
+class Sharding(ModelParallelStrategy):
+    """FSDP2 over all processes of all machines, and no tensor parallelism."""
+
+    def setup_environment(self) -> None:
+        """Settle the shape of the device mesh."""
+        self._data_parallel_size, self._tensor_parallel_size = self.num_nodes * self.num_processes, 1
+        super().setup_environment()
+
+
+def create_trainer(
+    settings: Settings, run: Run, extra: Mapping[str, Any], callbacks: Sequence[Callback] = ()
+) -> Trainer:
+    """A trainer for a run.
+
+    Args:
+        settings: of the run.
+        run: its folder.
+        extra: Lightning's own arguments; they win over the settings. Callbacks and loggers come on top.
+        callbacks: further ones.
+    """
+    quiet()
+    extra = dict(extra)
+    progress = TrainingProgress()
+    own: list[Callback] = [
+        progress,
+        *_recipe(settings),
+        *callbacks,
+        Interruption(run),
+        Record(run, lambda row, best: progress.finish_epoch(row, settings.epochs, best)),
+    ]
+    theirs = extra.pop("callbacks", None) or []
+    loggers = extra.pop("logger", None) or []
+    plugins = extra.pop("plugins", None) or []
+    arguments = {
+        "max_epochs": settings.epochs,
+        "devices": devices(settings.devices),
+        "num_nodes": settings.num_nodes,
+        "strategy": settings.strategy,
+        "precision": settings.precision,
+        "accumulate_grad_batches": settings.accumulate,
+        "gradient_clip_val": settings.clip_grad,
+        "sync_batchnorm": extra.get("accelerator", "auto") in ("auto", "gpu", "cuda") and torch.cuda.is_available(),
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 10,
+        "use_distributed_sampler": False,  # visattn.data shares the images out itself
+        "enable_model_summary": False,
+        "default_root_dir": str(run.folder),
+        **extra,
+    }
+    if arguments["strategy"] == SHARDED:
+        arguments["strategy"] = Sharding(save_distributed_checkpoint=False)  # any number of processes can load it
+    return Trainer(
+        callbacks=[*own, *(theirs if isinstance(theirs, list) else [theirs])],
+        logger=[
+            TensorBoardLogger(run.folder, name="tensorboard", version=""),
+            *(loggers if isinstance(loggers, list) else [loggers]),
+        ],
+        plugins=[SafeCheckpointIO(), *(plugins if isinstance(plugins, list) else [plugins])],
+        **arguments,
+    )
+
+
+def _recipe(settings: Settings) -> list[Callback]:
+    callbacks: list[Callback] = [LearningRateMonitor("step")]
+    if settings.ema is not None:
+        callbacks.append(EMAWeightAveraging(decay=settings.ema))
+    if settings.patience is not None:
+        callbacks.append(EarlyStopping(MONITOR, mode="max", patience=settings.patience, check_on_train_epoch_end=True))
+    return callbacks
+
+
+def quiet() -> None:
+    """Leave the talking to visattn: Lightning's tips and hints are not about the user's run."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers.*",
+        ".*module\\(s\\) in eval mode.*",  # the frozen backbone
+        ".*is smaller than the logging interval.*",
+        ".*GPU available but not used.*",
+        ".*isinstance\\(treespec, LeafSpec\\).*",  # Lightning's own use of torch
+    ):
+        warnings.filterwarnings("ignore", message)
