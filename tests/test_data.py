@@ -128,9 +128,7 @@ def test_without_a_network_the_download_says_what_to_do(tmp_path, monkeypatch):
         raise OSError("no network")
 
     monkeypatch.setattr("visattn.data.downloads.download_url", no_network)
-    with pytest.raises(
-        ValueError, match=r"could not download https://.*imagewoof2-320.tgz \(no network\).*unpack that file"
-    ):
+    with pytest.raises(ValueError, match=r"could not download https.*woof2-320.tgz \(no network\).*unpack that"):
         open_source("imagewoof", root=str(tmp_path / "data"))
     assert list((tmp_path / "data").iterdir()) == []
 
@@ -270,9 +268,7 @@ def test_loaders_in_other_processes_give_the_same_batches(folders):
 
 def test_a_batch_larger_than_the_data_is_explained(folders):
     data = ImageData(open_source("folder", root=str(folders)), size=16, batch_size=64, workers=0, **NORMAL)
-    with pytest.raises(
-        ValueError, match=r"a batch of 64 .* more than the 12 training images: lower --batch-size to 12"
-    ):
+    with pytest.raises(ValueError, match=r"a batch of 64 .* more than the 12 training images: .* to 12"):
         data.train_dataloader()
 
 

@@ -11,7 +11,7 @@ from visattn.training.building import card, create_classifier, create_data, crea
 from visattn.training.checkpoints import load_checkpoint, load_model, model_weights, save_model
 from visattn.training.interruption import Interrupted
 from visattn.training.parsing import parse
-from visattn.training.processes import PROBLEMS, announce, on_first_process, one_line, rank
+from visattn.training.processes import PROBLEMS, announce, on_first_process, one_line, part, rank
 from visattn.training.record import read_rows
 from visattn.training.runs import find_run, start
 from visattn.training.trainer import create_trainer
@@ -60,4 +60,5 @@ def train(argv: Sequence[str], prog: str) -> int:
         model, _ = load_model(run.folder)
         draw_outcome(run.folder, model, data, rows, settings.name or run.folder.name)
         print(f"\n{run.summary(best, time.perf_counter() - began)}")
+    part()
     return 0

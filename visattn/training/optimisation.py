@@ -15,7 +15,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from visattn.registry import suggest
 from visattn.training.settings import Settings
 
-FUSED = ("adam", "adamw", "sgd", "momentum")  # PyTorch has one kernel for all of the step; not with fp16's scaler
+# One kernel for the whole step, three times as fast on a CPU. SGD's does not know sharded weights, and none of them
+# can be clipped under fp16's loss scaling.
+FUSED = ("adam", "adamw")
 
 
 def gains(model: nn.Module) -> Iterator[str]:
@@ -52,9 +54,8 @@ def create_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
         group["lr"] = settings.lr * group.pop("lr_scale", 1.0)
     if not groups:
         raise ValueError("there is nothing to train: every parameter of the model is frozen")
-    extra: dict[str, Any] = (
-        {"fused": True} if settings.optimizer.lower() in FUSED and not settings.precision.startswith("16") else {}
-    )
+    fused = settings.optimizer.lower() in FUSED and not settings.precision.startswith("16")
+    extra: dict[str, Any] = {"fused": True} if fused else {}
     return create_optimizer_v2(
         groups, settings.optimizer, settings.lr, settings.weight_decay, settings.momentum, **extra
     )

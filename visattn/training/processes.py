@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from torch import nn
@@ -34,6 +35,13 @@ def on_first_process(do: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) ->
     """Do something once, not once per process."""
     if rank() == 0:
         do(*args, **kwargs)
+
+
+def part() -> None:
+    """Wait for each other a last time: a process that leaves early can take the others down with it."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def one_line(error: BaseException) -> str:
