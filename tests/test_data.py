@@ -272,11 +272,6 @@ def test_a_batch_larger_than_the_data_is_explained(folders):
         data.train_dataloader()
 
 
-def test_mixing_needs_an_even_batch(folders):
-    with pytest.raises(ValueError, match="--batch-size 3 must be even"):
-        ImageData(open_source("folder", root=str(folders)), size=16, batch_size=3, mixup=0.2, **NORMAL)
-
-
 def test_examples_come_from_all_over_the_data(folders):
     data = ImageData(open_source("folder", root=str(folders)), size=16, batch_size=4, **NORMAL)
     assert data.examples(4).labels == [0, 0, 1, 1]

@@ -47,7 +47,7 @@ def kill_and_resume(folder, name, kills, rng):
         wait_for(process, "writing to")
         time.sleep(rng.uniform(0, 3))
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.communicate()
         for file in (run / "checkpoints").glob("*.ckpt"):
             assert "state_dict" in checkpoint(run, file.stem)  # never half a file
         if (run / "checkpoints" / "last.ckpt").exists():

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "visattn"
 # Top to bottom; a module may import from its own layer and from those below.
 LAYERS = [
     "__main__", "cli", "report", "evaluate", "explain", "training", "data", "models", "hard", "blocks", "core",
-    "counting", "registry", "resources",
+    "counting", "registry", "files",
 ]  # fmt: skip
 
 # Where a package may be imported; packages that are not listed may be imported anywhere.
@@ -28,7 +28,7 @@ HOMES = {
     "pytorch_grad_cam": {"explain"},
     "rich": {"cli", "report", "training"},
 }
-PURE = {"registry": set(), "resources": set(), "core": {"torch"}, "blocks": {"torch"}, "counting": {"torch"}}
+PURE = {"registry": set(), "files": set(), "core": {"torch"}, "blocks": {"torch"}, "counting": {"torch"}}
 
 
 def imports(path: Path):

@@ -9,13 +9,17 @@ import pytest
 import visattn
 from visattn.blocks import base
 from visattn.counting import count_parameters
+from visattn.models import save_model
 from visattn.registry import Registry
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_examples_run(monkeypatch):
+def test_the_examples_run(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    arguments = {"name": "resnet_cbam", "num_classes": 10}
+    save_model("runs/resnet_cbam-digits", visattn.create_model(**arguments).state_dict(), {"model": arguments})
     monkeypatch.setattr(base, "BLOCKS", Registry("block", {name: base.block_info(name) for name in base.BLOCKS}))
     names = {}
     for example in re.findall(r"```python\n(.*?)```", README, re.DOTALL):

@@ -1,7 +1,7 @@
-"""Attention for computer vision: plug-in blocks, and any of them in any backbone."""
+"""Attention for computer vision: plug-in blocks, any of them in any backbone, trained and made visible."""
 
 from visattn.blocks import create_block, list_blocks, register_block
-from visattn.models import attach, create_model, detach, load_state_dict
+from visattn.models import attach, create_model, detach, load_model, load_state_dict
 
 __version__ = "0.1.0"
 
@@ -12,6 +12,7 @@ __all__ = [
     "create_model",
     "detach",
     "list_blocks",
+    "load_model",
     "load_state_dict",
     "register_block",
 ]

@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 
 from visattn.cli.pictures import create_film, draw_outcome
+from visattn.models import load_model, save_model
 from visattn.training.building import card, create_classifier, create_data, create_source
-from visattn.training.checkpoints import load_checkpoint, load_model, model_weights, save_model
+from visattn.training.checkpoints import load_checkpoint, model_weights
 from visattn.training.interruption import Interrupted
 from visattn.training.parsing import parse
 from visattn.training.processes import PROBLEMS, announce, on_first_process, one_line, part, rank

@@ -13,7 +13,6 @@ import torch
 from lightning.fabric.utilities.data import suggested_max_num_workers
 from lightning.pytorch import LightningDataModule
 from numpy.typing import NDArray
-from timm.data import Mixup
 from torch import Tensor
 from typing_extensions import override
 
@@ -56,9 +55,6 @@ class ImageData(LightningDataModule):
         crop_pct: share of the image in the middle that is validated on; 1 for all of its shorter side.
         batch_size: per process.
         augment: name of the augmentation; None for the source's own.
-        mixup: alpha, 0 for none.
-        cutmix: alpha, 0 for none.
-        label_smoothing: for the mixed targets; without mixing it is the loss's business.
         workers: processes that load; None for one per core and process.
         seed: of order and augmentation.
         on_bad_image: ``fail`` or ``skip``.
@@ -75,9 +71,6 @@ class ImageData(LightningDataModule):
         crop_pct: float = 1.0,
         batch_size: int = 64,
         augment: str | None = None,
-        mixup: float = 0.0,
-        cutmix: float = 0.0,
-        label_smoothing: float = 0.0,
         workers: int | None = None,
         seed: int = 0,
         on_bad_image: str = "fail",
@@ -91,11 +84,6 @@ class ImageData(LightningDataModule):
         else:
             self.val_transform = training_transform("none", size)  # all of it: there is nothing around the object
         self.mean, self.std = mean, std
-        self.mix = None
-        if mixup > 0 or cutmix > 0:
-            if batch_size % 2:
-                raise ValueError(f"mixup and cutmix pair the images of a batch: --batch-size {batch_size} must be even")
-            self.mix = Mixup(mixup, cutmix, label_smoothing=label_smoothing, num_classes=len(source.classes))
         self.workers = workers
         self.skip_bad = on_bad_image == "skip"
         self.bad: set[str] = set()
@@ -196,13 +184,8 @@ class ImageData(LightningDataModule):
 
     @override
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Normalise, and mix when training; on the device, where it is quick."""
-        image, label = batch["image"], batch["label"]
-        image = self.normalise(image)
-        assert self.trainer is not None
-        if self.mix is not None and self.trainer.training:
-            image, label = self.mix(image, label)
-        return {"image": image, "label": label}
+        """Normalise; on the device, where it is quick."""
+        return {"image": self.normalise(batch["image"]), "label": batch["label"]}
 
     def report_bad_images(self) -> None:
         """Name and count, over all processes, what was skipped."""

@@ -6,8 +6,8 @@ import hashlib
 import re
 from pathlib import Path
 
+from visattn.files import configs_folder
 from visattn.registry import suggest
-from visattn.resources import configs_folder
 
 
 def subset_names() -> list[str]:

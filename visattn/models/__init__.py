@@ -5,6 +5,7 @@ from visattn.models.attach import attach, detach
 from visattn.models.checkpoints import LoadReport, load_state_dict
 from visattn.models.names import attentions, create_model, split_name
 from visattn.models.patch import PatchAttention
+from visattn.models.saved import load_model, save_model
 
 __all__ = [
     "LoadReport",
@@ -13,6 +14,8 @@ __all__ = [
     "attentions",
     "create_model",
     "detach",
+    "load_model",
     "load_state_dict",
+    "save_model",
     "split_name",
 ]

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from visattn.training.files import replacing
+from visattn.files import replacing
 
 MAP = "inferno"  # perceptually uniform
 GREY = "0.35"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning
 import timm
 from lightning.pytorch import seed_everything
 from timm.data import resolve_model_data_config
 from torch import nn
 
+import visattn
 from visattn.data.datamodule import ImageData
 from visattn.data.sources import Anything, open_source
 from visattn.models import create_model
@@ -90,9 +92,6 @@ def create_data(settings: Settings, source: Anything, model: nn.Module) -> Image
         crop_pct=config["crop_pct"],
         batch_size=settings.batch_size,
         augment=settings.augment,
-        mixup=settings.mixup,
-        cutmix=settings.cutmix,
-        label_smoothing=settings.label_smoothing,
         workers=settings.workers,
         seed=settings.seed,
         on_bad_image=settings.on_bad_image,
@@ -113,4 +112,5 @@ def card(settings: Settings, source: Anything, data: ImageData) -> dict[str, Any
             "std": list(data.std),
         },
         "data": settings.data,
+        "versions": {"visattn": visattn.__version__, "lightning": lightning.__version__},
     }

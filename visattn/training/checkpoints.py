@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import lightning
-import safetensors
-import timm
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-import visattn
-from visattn.models import create_model
-from visattn.training.files import replacing
-
-WEIGHTS, CARD = "model.safetensors", "model.json"
+from visattn.files import replacing
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
@@ -72,35 +62,3 @@ def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     return {
         key.removeprefix(prefix): value for key, value in checkpoint["state_dict"].items() if key.startswith(prefix)
     }
-
-
-def save_model(folder: Path, weights: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
-    """``model.safetensors`` and ``model.json``: all it takes to use the model elsewhere."""
-    versions = {
-        "visattn": visattn.__version__,
-        "timm": timm.__version__,
-        "torch": torch.__version__,
-        "lightning": lightning.__version__,
-        "safetensors": safetensors.__version__,
-        "python": platform.python_version(),
-    }
-    shared: set[int] = set()
-    tensors = {}
-    for key, value in weights.items():  # tied weights may not share memory in the file
-        tensors[key] = value.clone().contiguous() if value.data_ptr() in shared else value.contiguous()
-        shared.add(value.data_ptr())
-    with replacing(folder / WEIGHTS) as partial:
-        save_file(tensors, partial, metadata={"format": "pt"})
-    with replacing(folder / CARD) as partial:
-        partial.write_text(json.dumps({**card, "versions": versions}, indent=2) + "\n")
-
-
-def load_model(folder: str | Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The model that a run wrote, ready to use, and its card."""
-    folder = Path(folder)
-    if not (folder / CARD).is_file():
-        raise ValueError(f"{str(folder)!r} has no {CARD}: is it the folder of a finished run?")
-    card = json.loads((folder / CARD).read_text())
-    model = create_model(**card["model"])
-    model.load_state_dict(load_file(folder / WEIGHTS))
-    return model.eval(), card

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
+from timm.data import Mixup
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torchmetrics import MeanMetric, Metric
@@ -32,6 +33,11 @@ class Classifier(LightningModule):
         self.model = model
         self.settings = settings
         self.frozen = list(_freeze_backbone(model)) if settings.freeze_backbone else []
+        self.mix = None
+        if settings.mixup > 0 or settings.cutmix > 0:
+            self.mix = Mixup(
+                settings.mixup, settings.cutmix, label_smoothing=settings.label_smoothing, num_classes=num_classes
+            )
         if settings.channels_last:
             model.to(memory_format=torch.channels_last)
         accuracy: dict[str, Any] = {"num_classes": num_classes, "average": "micro", "ignore_index": IGNORE}
@@ -66,8 +72,10 @@ class Classifier(LightningModule):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Loss of a batch."""
         image, label = batch["image"], batch["label"]
+        if self.mix is not None:
+            image, label = self.mix(image, label)
         logits = self(image)
-        mixed = label.ndim == 2  # timm's mixup gives distributions, already smoothed
+        mixed = label.ndim == 2  # distributions, already smoothed
         loss = F.cross_entropy(logits, label, label_smoothing=0.0 if mixed else self.settings.label_smoothing)
         self._watch(loss.detach(), batch_idx)
         self.train_loss.update(loss.detach(), len(image))

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from visattn.training.files import replacing
+from visattn.files import replacing
 
 Look: TypeAlias = Callable[[nn.Module, Tensor], Tensor]  # (B, 3, H, W) -> heatmaps (B, H, W) in [0, 1]
 Draw: TypeAlias = Callable[[Path, NDArray[np.uint8], dict[int, NDArray[np.float32]]], None]

@@ -12,8 +12,8 @@ import yaml
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch import Trainer
 
+from visattn.files import configs_folder
 from visattn.registry import suggest
-from visattn.resources import configs_folder
 from visattn.training.runs import ALONE
 from visattn.training.settings import Settings
 
@@ -83,7 +83,7 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> Request:
     except ArgumentError as error:
         raise ValueError(" ".join(str(error).split())) from None
     chosen = {key: value for key, value in values.trainer.as_dict().items() if value != defaults.trainer.as_dict()[key]}
-    objects = parser.instantiate_classes(Namespace(trainer=Namespace(**{key: values.trainer[key] for key in chosen})))
+    objects = parser.instantiate(Namespace(trainer=Namespace(**{key: values.trainer[key] for key in chosen})))
     settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
     return Request(settings, {key: objects.trainer[key] for key in chosen}, chosen)
 
@@ -122,7 +122,7 @@ def _check_flags(arguments: Sequence[str], known: set[str]) -> None:
         key = _key(argument)
         if key in known | {"help", "config"} or key.removeprefix("no_") in known:
             continue
-        if any(key.startswith(f"{each}.") for each in known):
+        if any(key.startswith(f"{each}.") for each in known - {"trainer"}):
             continue  # into a dictionary or a class: jsonargparse's business
         flags = {f"--{each}" if "." in each else f"--{each.replace('_', '-')}" for each in known}
         raise ValueError(f"unknown flag {argument.partition('=')[0]!r}: {_closest(argument.partition('=')[0], flags)}")

@@ -39,6 +39,7 @@ class TrainingProgress(ProgressBar):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the bar."""
+        self._images, self._before = 0, time.perf_counter()
         if not self.enabled or not self.console.is_terminal:
             return
         batches = int(trainer.num_training_batches) if trainer.num_training_batches != float("inf") else 0
@@ -56,11 +57,6 @@ class TrainingProgress(ProgressBar):
         )
         self._task = self._bar.add_task("", total=total or None, completed=done, epoch=_epoch(trainer), status="")
         self._bar.start()
-
-    @override
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
-        self._images, self._before = 0, time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -89,6 +85,11 @@ class TrainingProgress(ProgressBar):
         """Say so: the bar stands still meanwhile."""
         if self._bar is not None:
             self._bar.update(self._task, status="validating ")
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the time out of the speed."""
+        self._images, self._before = 0, time.perf_counter()
 
     def finish_epoch(self, row: dict[str, Any], epochs: int, best: bool) -> None:
         """Leave a line behind."""

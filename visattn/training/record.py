@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from typing_extensions import override
 
-from visattn.training.files import replacing
+from visattn.files import replacing
 from visattn.training.runs import Run
 
 METRICS = ("train_loss", "train_top1", "val_loss", "val_top1", "val_top5")
@@ -49,8 +49,16 @@ class Record(Checkpoint):
         self.rows, self.best = state_dict["rows"], state_dict["best"]
 
     @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock; a run resumed within an epoch does not start that epoch."""
+        self._start_clock()
+
+    @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
+        self._start_clock()
+
+    def _start_clock(self) -> None:
         self._began, self._images = time.perf_counter(), 0
         self._trained: float | None = None
 

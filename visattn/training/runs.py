@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from visattn.training.files import replacing
+from visattn.files import replacing
 from visattn.training.settings import Settings
 
 ALONE = "last"  # what --resume without a value stands for

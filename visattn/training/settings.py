@@ -82,6 +82,10 @@ class Settings:
         for key in ("batch_size", "epochs", "accumulate", "num_nodes"):
             if getattr(self, key) < 1:
                 raise ValueError(f"--{key.replace('_', '-')} must be at least 1, got {getattr(self, key)}")
+        if self.batch_size % 2 and (self.mixup > 0 or self.cutmix > 0):
+            raise ValueError(
+                f"mixup and cutmix pair the images of a batch: --batch-size {self.batch_size} must be even"
+            )
         if not self.lr > 0:
             raise ValueError(f"--lr must be above zero, got {self.lr}")
         if not 0 < self.val_fraction < 1:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all."""
+"""Files that come with visattn, and how it writes its own: whole, or not at all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+
+
+def configs_folder() -> Path:
+    """``configs``: inside the package when it is installed, beside it in a clone of the repository."""
+    inside = _PACKAGE / "configs"
+    return inside if inside.is_dir() else _PACKAGE.parent / "configs"
 
 
 @contextmanager

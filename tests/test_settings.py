@@ -1,0 +1,136 @@
+"""The command line and the configuration files."""
+
+from dataclasses import fields
+
+import pytest
+import yaml
+
+from visattn.files import configs_folder
+from visattn.training.parsing import parse
+from visattn.training.settings import Settings
+
+CONFIGS = sorted(configs_folder().glob("*.yaml"))
+
+
+def test_without_arguments_the_newcomer_is_served():
+    settings = parse([]).settings
+    assert settings == Settings()
+    assert (settings.model, settings.data) == ("resnet_cbam", "digits")
+
+
+def test_everyday_flags():
+    request = parse(
+        [
+            "--model", "resnet50", "--attn", "cbam", "--data", "imagenette", "--epochs", "7", "--batch-size", "32",
+            "--lr", "0.1", "--devices", "4", "--num-nodes", "2", "--precision", "bf16-mixed", "--seed", "3",
+            "--pretrained", "--freeze-backbone", "--compile", "--no-channels-last",
+        ]
+    )  # fmt: skip
+    assert request.settings == Settings(
+        model="resnet50", attn="cbam", data="imagenette", epochs=7, batch_size=32, lr=0.1, devices="4", num_nodes=2,
+        precision="bf16-mixed", seed=3, pretrained=True, freeze_backbone=True, compile=True,
+    )  # fmt: skip
+    assert request.trainer == {}
+
+
+def test_dictionaries_and_lightnings_own_arguments():
+    request = parse(
+        ["--attn-options", "{rd_ratio: 0.125}", "--trainer.limit_val_batches", "2", "--trainer.callbacks+=Timer"]
+    )
+    assert request.settings.attn_options == {"rd_ratio": 0.125}
+    assert request.trainer["limit_val_batches"] == 2
+    assert [type(callback).__name__ for callback in request.trainer["callbacks"]] == ["Timer"]
+
+
+def test_resume_alone_and_with_a_folder(tmp_path):
+    assert parse(["--resume"]).settings.resume == "last"
+    (tmp_path / "config.yaml").write_text("model: resnet50\nepochs: 9\n")
+    settings = parse(["--resume", str(tmp_path), "--epochs", "12"]).settings
+    assert (settings.model, settings.epochs, settings.resume) == ("resnet50", 12, str(tmp_path))
+
+
+def test_a_file_first_and_flags_on_top(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: resnet50\nlr: 0.5\ntrainer:\n  log_every_n_steps: 3\n")
+    request = parse(["--lr", "0.25", "--config", str(file)])  # wherever it stands
+    assert request.settings.model == "resnet50"
+    assert request.trainer == {"log_every_n_steps": 3}
+    assert parse(["--config", str(file), "--lr", "0.25"]).settings.lr == 0.25
+
+
+def test_what_a_run_writes_down_repeats_it(tmp_path):
+    arguments = [
+        "--model",
+        "resnet_se",
+        "--lr",
+        "0.3",
+        "--trainer.limit_val_batches",
+        "2",
+        "--attn-options",
+        "{rd_ratio: 0.5}",
+    ]
+    request = parse(arguments)
+    file = tmp_path / "config.yaml"
+    file.write_text(request.to_yaml(arguments))
+    again = parse(["--config", str(file)])
+    assert again.settings == request.settings
+    assert again.trainer == request.trainer
+    assert file.read_text().startswith("# python train.py --model resnet_se --lr 0.3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--modell", "resnet18"], r"unknown flag '--modell': did you mean '--model'"),
+        (["--batchsize", "3"], r"unknown flag '--batchsize': did you mean '--batch-size'"),
+        (["--trainer.limit_val_batchs", "3"], r"did you mean '--trainer.limit_val_batches'"),
+        (["--epochs", "many"], "epochs"),
+        (["--epochs", "0"], "--epochs must be at least 1, got 0"),
+        (["--lr", "-1"], "--lr must be above zero"),
+        (["--batch-size", "3", "--mixup", "0.2"], "--batch-size 3 must be even"),
+        (["--ema", "2"], "--ema is a decay between 0 and 1"),
+        (["--difficulty", "hard"], "difficulty"),
+        (["--config", "imagenete"], r"there is no configuration 'imagenete': did you mean 'imagenette'"),
+    ],
+)
+def test_mistakes_are_explained_in_one_line(arguments, message):
+    with pytest.raises(ValueError, match=message) as error:
+        parse(arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("modle: resnet18", r"unknown key 'modle' in .*mine.yaml: did you mean 'model'"),
+        ("trainer:\n  presicion: 16", r"unknown key 'trainer.presicion' in .*: did you mean 'trainer.precision'"),
+        ("- 1\n- 2", "is not a file of settings"),
+        ("model: [", "is not YAML"),
+    ],
+)
+def test_mistakes_in_a_file_are_explained(tmp_path, text, message):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        parse(["--config", str(file)])
+
+
+def test_all_recipes_are_there():
+    names = {path.stem for path in CONFIGS}
+    assert names == {
+        "digits", "imagenette", "imagewoof", "imagenet100", "imagenet_8gpu", "imagenet_multinode", "vit_imagenette",
+        "hard_digits",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_recipe_is_complete_and_says_what_to_expect(path):
+    values = yaml.safe_load(path.read_text())
+    run = {"name", "resume"}
+    assert set(values) - {"trainer"} == {field.name for field in fields(Settings)} - run
+    request = parse(["--config", path.stem])
+    assert request.settings.model == values["model"]
+    header = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert header[0].startswith(f"# python train.py --config configs/{path.name}")
+    for word in ("Hardware:", "Time:", "Score:"):
+        assert any(word in line for line in header), word

@@ -1,0 +1,387 @@
+"""Whole training runs, small ones: what they write, what they refuse, what they say."""
+
+import csv
+import io
+import json
+import os
+import pickle
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+from tests.test_data import write_images
+from tests.training import SCRIPT, TINY, assert_same_weights, checkpoint, environment
+from visattn.cli.train import main
+from visattn.models import load_model
+from visattn.training.checkpoints import load_checkpoint
+from visattn.training.settings import Settings
+
+# TensorBoard's and Lightning's own
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Every test has a folder of its own, and does not change the random state of the next one."""
+    monkeypatch.chdir(tmp_path)
+    state = torch.get_rng_state()
+    yield tmp_path
+    torch.set_rng_state(state)
+
+
+def run(*arguments, code=0, capsys=None):
+    """Train in this process."""
+    result = main([*TINY, *map(str, arguments)])
+    said = capsys.readouterr() if capsys else None
+    assert result == code, said
+    return said
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run with a film."""
+    folder = tmp_path_factory.mktemp("finished")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert main([*TINY, "--film-every", "1", "--name", "done"]) == 0
+    finally:
+        os.chdir(before)
+    return folder / "runs" / "done"
+
+
+def test_a_run_leaves_everything_behind(finished):
+    files = {path.relative_to(finished).as_posix() for path in finished.rglob("*") if path.is_file()}
+    assert files >= {
+        "config.yaml", "metrics.csv", "confusion.csv", "checkpoints/last.ckpt", "checkpoints/best.ckpt",
+        "model.safetensors", "model.json", "heatmaps.png", "curves.png", "confusion.png", "film.png",
+        "film/epoch_0001.npy", "film/epoch_0002.npy",
+    }  # fmt: skip
+    assert any("tfevents" in name for name in files)
+    assert not any("partial" in name for name in files)
+    for name in ("heatmaps.png", "curves.png", "confusion.png", "film.png"):
+        picture = cv2.imread(str(finished / name))
+        assert min(picture.shape[:2]) > 150
+        assert picture.std() > 5
+
+
+def test_metrics_have_a_row_per_epoch(finished):
+    with (finished / "metrics.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert [row["step"] for row in rows] == ["4", "8"]
+    for row in rows:
+        assert 0 <= float(row["val_top1"]) <= float(row["val_top5"]) <= 1
+        assert float(row["train_loss"]) > 0
+        assert float(row["images_per_second"]) > 0
+    matrix = np.loadtxt(finished / "confusion.csv", delimiter=",")
+    assert matrix.shape == (10, 10)
+    assert matrix.sum() == 32
+    assert np.trace(matrix) / 32 == pytest.approx(max(float(row["val_top1"]) for row in rows))
+
+
+def test_the_model_can_be_used_elsewhere(finished):
+    model, card = load_model(finished)
+    assert card["classes"] == list("0123456789")
+    assert card["input"]["mean"] == list(timm.get_pretrained_cfg("test_resnet").mean)
+    assert card["versions"]["torch"] == torch.__version__
+    best = {f"model.{key}": value for key, value in model.state_dict().items()}
+    expected = checkpoint(finished, "best")["state_dict"]
+    for key, value in best.items():
+        torch.testing.assert_close(value, expected[key], rtol=0, atol=0)
+    assert model(torch.rand(2, 3, 64, 64)).shape == (2, 10)
+    assert json.loads((finished / "model.json").read_text())["model"]["attn"] == "eca"
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_others(elsewhere):
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        run("--name", name, "--seed", seed)
+    assert_same_weights(elsewhere / "runs" / "a", elsewhere / "runs" / "b")
+    with pytest.raises(AssertionError, match=r"not close|not equal"):
+        assert_same_weights(elsewhere / "runs" / "a", elsewhere / "runs" / "c")
+
+
+def test_a_new_run_never_overwrites_an_old_one(elsewhere):
+    for _ in range(3):
+        run("--epochs", 1)
+    assert sorted(path.name for path in (elsewhere / "runs").iterdir()) == [
+        "test_resnet_eca-digits", "test_resnet_eca-digits-2", "test_resnet_eca-digits-3",
+    ]  # fmt: skip
+    run("--epochs", 2, "--resume")  # the last one
+    assert checkpoint(elsewhere / "runs" / "test_resnet_eca-digits-3")["epoch"] == 1
+    assert checkpoint(elsewhere / "runs" / "test_resnet_eca-digits")["epoch"] == 0
+
+
+PIECES = {
+    "sgd": ["--optimizer", "sgd", "--lr", "0.1"],
+    "lamb": ["--optimizer", "lamb"],
+    "ema": ["--ema", "0.9"],
+    "bf16": ["--precision", "bf16-mixed"],
+    "channels_last": ["--channels-last"],
+    "mixing": ["--mixup", "0.2", "--cutmix", "1"],
+    "clipping_and_accumulation": ["--clip-grad", "1", "--accumulate", "2"],
+    "layer_decay": ["--layer-decay", "0.7"],
+    "freezing": ["--freeze-backbone"],
+    "patience": ["--patience", "1", "--epochs", "4"],
+    "film": ["--film-every", "1"],
+    "translated": ["--difficulty", "translated", "--augment", "cutout", "--image-size", "48"],
+    "workers": ["--workers", "2"],
+    "transformer": ["--model", "test_vit", "--attn", "cosine", "--image-size", "64", "--film-every", "1"],
+}
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_every_piece_of_the_recipe_trains(elsewhere, piece):
+    run("--name", piece, *PIECES[piece])
+    assert (elsewhere / "runs" / piece / "heatmaps.png").is_file()
+    # and the run can be repeated and continued from what it wrote down
+    assert main(["--resume", f"runs/{piece}", "--epochs", "5"]) == 0
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_and_is_filmed(elsewhere):
+    run("--name", "compiled", "--compile", "--film-every", "1")
+    run("--name", "eager", "--film-every", "1")
+    assert_same_weights(elsewhere / "runs" / "compiled", elsewhere / "runs" / "eager", 1e-3)
+    assert (elsewhere / "runs" / "compiled" / "film.png").is_file()
+
+
+def test_a_frozen_backbone_stays_as_it_was(elsewhere):
+    run("--name", "frozen", "--freeze-backbone", "--lr", "0.1", "--seed", "1")
+    trained = load_file(elsewhere / "runs" / "frozen" / "model.safetensors")
+    from visattn.training.building import create_classifier, create_source
+
+    settings = Settings(model="test_resnet", attn="eca", seed=1)
+    start = create_classifier(settings, create_source(settings, 0)).model.state_dict()
+    changed = {key for key in start if not torch.equal(start[key], trained[key])}
+    assert changed
+    assert all(key.startswith(("fc.", "visattn.")) for key in changed)  # not even batch statistics
+
+
+def test_norms_biases_and_gains_have_no_weight_decay():
+    import visattn
+    from visattn.training.optimisation import create_optimizer
+
+    model = visattn.attach(visattn.create_model("test_resnet"), "gct", at="stages")
+    optimizer = create_optimizer(model, Settings(weight_decay=0.1))
+    decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] > 0 for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        assert (id(parameter) in decayed) == (parameter.ndim > 1 and "visattn" not in name), name
+
+
+def test_the_learning_rate_rises_and_falls():
+    from visattn.training.optimisation import cosine_with_warmup
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = cosine_with_warmup(optimizer, steps=100, warmup=10)
+    rates = []
+    for _ in range(100):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert rates[0] == pytest.approx(1 / 11)
+    assert np.argmax(rates) == 10
+    assert rates[10] == 1
+    assert rates[55] == pytest.approx(0.5)
+    assert rates[-1] < 0.001
+
+
+BAD_SETTINGS = {
+    "model": (["--model", "resnet51"], r"unknown model 'resnet51': did you mean 'resnet"),
+    "block": (["--attn", "cbm"], r"unknown attention 'cbm': did you mean 'cbam'"),
+    "optimizer": (["--optimizer", "adamww"], r"unknown optimizer 'adamww': did you mean 'adamw'"),
+    "flag": (["--epoch", "3"], r"unknown flag '--epoch': did you mean '--epochs'"),
+    "augmentation": (["--augment", "colr"], "unknown augmentation 'colr'"),
+    "data": (["--data", "folder", "--root", "nowhere"], "there is no folder 'nowhere'"),
+    "batch": (["--batch-size", "4000"], "more than the 3000 training images"),
+    "resume": (["--resume", "runs/nothing"], "there is no run and no checkpoint 'runs/nothing'"),
+    "devices": (["--devices", "two"], "--devices 'two'"),
+    "precision": (["--precision", "12"], "precision"),
+    "strategy": (["--strategy", "dpp"], "strategy"),
+    "nan": (["--lr", "1e30", "--optimizer", "sgd"], "the loss is not a finite number any more.*lower --lr"),
+    "option": (["--attn-options", "{rd_ration: 1}"], "no argument 'rd_ration'"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_SETTINGS)
+def test_wrong_settings_end_in_one_line_that_helps(capsys, what):
+    import re
+
+    arguments, message = BAD_SETTINGS[what]
+    said = run(*arguments, code=1, capsys=capsys)
+    lines = said.err.strip().splitlines()
+    assert len(lines) == 1, said.err
+    assert lines[0].startswith("train.py: ")
+    assert re.search(message, lines[0])
+
+
+def test_early_mistakes_leave_nothing_behind(elsewhere):
+    for what in ("model", "block", "flag", "data"):
+        main([*TINY, *BAD_SETTINGS[what][0]])
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.fixture
+def photographs(elsewhere):
+    for split, count in (("train", 20), ("val", 4)):
+        for number, name in enumerate(("cat", "dog")):
+            write_images(elsewhere / "photographs" / split / name, count, number, ".jpg")
+    return elsewhere / "photographs"
+
+
+FOLDER = ["--data", "folder", "--root", "photographs", "--image-size", "32", "--batch-size", "8", "--workers", "1"]
+DAMAGE = {
+    "empty": (lambda data: b"", "the file is empty"),
+    "truncated": (lambda data: data[: len(data) // 2], "cut off"),
+    "garbage": (lambda data: bytes(len(data)), "not an image"),
+    "bomb": (lambda data: _huge_png(), "30000 x 30000 pixels, more than"),
+}
+
+
+def _huge_png() -> bytes:
+    """A small file that would unfold to almost three gigabytes."""
+    import struct
+    import zlib
+
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", 30000, 30000, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_bad_image_is_named_and_ends_the_run(photographs, capsys, kind):
+    damage, message = DAMAGE[kind]
+    file = photographs / "train" / "cat" / "007.jpg"
+    file.write_bytes(damage(file.read_bytes()))
+    said = run(*FOLDER, code=1, capsys=capsys)
+    (line,) = said.err.strip().splitlines()
+    assert "photographs/train/cat/007.jpg: " in line
+    assert message in line
+    assert "--on-bad-image skip" in line
+
+
+def test_bad_images_are_skipped_named_and_counted(photographs, caplog):
+    bad = ["train/cat/007.jpg", "train/dog/003.jpg", "val/dog/001.jpg"]
+    for name in bad:
+        (photographs / name).write_bytes(b"")
+    run(
+        *FOLDER,
+        "--on-bad-image",
+        "skip",
+        "--name",
+        "skipping",
+        "--trainer.limit_val_batches",
+        "1.0",
+        "--trainer.limit_train_batches",
+        "1.0",
+    )
+    said = caplog.messages
+    for name in bad:
+        assert sum(f"skipped photographs/{name}: the file is empty" in message for message in said) == 1
+    assert any(message.startswith("3 images could not be read and were skipped: ") for message in said)
+    matrix = np.loadtxt("runs/skipping/confusion.csv", delimiter=",")
+    assert matrix.sum() == 7  # the eighth is not counted
+
+
+def test_a_malicious_checkpoint_is_refused_and_does_not_run(elsewhere, capsys):
+    class Evil:
+        def __reduce__(self):
+            return (os.system, ("touch executed",))
+
+    run("--name", "mine", "--epochs", "1")
+    file = elsewhere / "runs" / "mine" / "checkpoints" / "last.ckpt"
+    state = torch.load(file, weights_only=True)
+    for evil in ({**state, "loops": Evil()}, Evil()):
+        torch.save(evil, file)
+        said = run("--resume", "runs/mine", code=1, capsys=capsys)
+        assert "refused to load" in said.err
+        assert "could run code" in said.err
+        assert not (elsewhere / "executed").exists()
+    file.write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(ValueError, match=r"refused to load|is not a whole checkpoint"):
+        load_checkpoint(file)
+    assert not (elsewhere / "executed").exists()
+    pickle.loads(pickle.dumps(Evil()))  # it would have worked
+    assert (elsewhere / "executed").exists()
+
+
+def test_a_damaged_checkpoint_is_explained(elsewhere, capsys):
+    run("--name", "mine", "--epochs", "1")
+    file = elsewhere / "runs" / "mine" / "checkpoints" / "last.ckpt"
+    for data in (file.read_bytes()[:1000], b"", b"hello"):
+        file.write_bytes(data)
+        said = run("--resume", "runs/mine", code=1, capsys=capsys)
+        assert len(said.err.strip().splitlines()) == 1
+        assert "runs/mine/checkpoints/last.ckpt" in said.err
+
+
+def test_a_folder_that_cannot_be_written_to_is_explained(elsewhere, capsys):
+    (elsewhere / "runs").write_text("a file is in the way")
+    said = run(code=1, capsys=capsys)
+    assert len(said.err.strip().splitlines()) == 1
+    assert "runs" in said.err
+
+
+def test_no_permission_is_explained(elsewhere):
+    (elsewhere / "runs").mkdir()
+    (elsewhere / "runs").chmod(stat.S_IREAD | stat.S_IEXEC)
+    command = [sys.executable, str(SCRIPT), *TINY]
+    if os.geteuid() == 0:  # root may write anywhere; the capability to do so can be dropped
+        if shutil.which("setpriv") is None:
+            pytest.skip("running as root, without setpriv to become somebody else")
+        command = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", *command]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "Permission denied" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(elsewhere):
+    """A limit on file size: the kernel refuses to write any more of a file, as it does on a full disk."""
+    run("--name", "full", "--epochs", "1")
+    size = (elsewhere / "runs" / "full" / "checkpoints" / "last.ckpt").stat().st_size
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), "--resume", "runs/full", "--epochs", "3"],
+        env=environment(), capture_output=True, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2)),
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert "could not write 'runs/full/checkpoints/" in result.stderr
+    assert checkpoint(elsewhere / "runs" / "full")["epoch"] == 0
+    assert checkpoint(elsewhere / "runs" / "full", "best")["epoch"] == 0
+    assert not list((elsewhere / "runs").rglob("*partial*"))
+
+
+def test_pretrained_weights_without_a_network_are_explained(capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    said = run("--pretrained", code=1, capsys=capsys)
+    assert "the pretrained weights of 'test_resnet' could not be loaded" in said.err
+    assert len(said.err.strip().splitlines()) == 1
+
+
+def test_the_progress_bar_shows_loss_accuracy_speed_and_time_left(monkeypatch):
+    from rich.console import Console
+
+    from visattn.training import progress
+
+    screen = io.StringIO()
+    monkeypatch.setattr(progress, "Console", lambda **_: Console(file=screen, force_terminal=True, width=120))
+    run("--trainer.limit_train_batches", "12", "--epochs", "1")
+    shown = screen.getvalue()
+    for word in ("epoch 1/1", "loss", "accuracy", "images/s", "left", "val accuracy"):
+        assert word in shown, word
