@@ -132,7 +132,7 @@ PIECES = {
     "clipping_and_accumulation": ["--clip-grad", "1", "--accumulate", "2"],
     "layer_decay": ["--layer-decay", "0.7"],
     "freezing": ["--freeze-backbone"],
-    "patience": ["--patience", "1", "--epochs", "4"],
+    "patience": ["--patience", "1"],
     "film": ["--film-every", "1"],
     "translated": ["--difficulty", "translated", "--augment", "cutout", "--image-size", "48"],
     "workers": ["--workers", "2"],
@@ -145,7 +145,7 @@ def test_every_piece_of_the_recipe_trains(elsewhere, piece):
     run("--name", piece, *PIECES[piece])
     assert (elsewhere / "runs" / piece / "heatmaps.png").is_file()
     # and the run can be repeated and continued from what it wrote down
-    assert main(["--resume", f"runs/{piece}", "--epochs", "5"]) == 0
+    assert main(["--resume", f"runs/{piece}", "--epochs", "3"]) == 0
 
 
 @pytest.mark.slow
@@ -165,7 +165,8 @@ def test_a_frozen_backbone_stays_as_it_was(elsewhere):
     start = create_classifier(settings, create_source(settings, 0)).model.state_dict()
     changed = {key for key in start if not torch.equal(start[key], trained[key])}
     assert changed
-    assert all(key.startswith(("fc.", "visattn.")) for key in changed)  # not even batch statistics
+    kept = {key for key in changed if not key.startswith(("fc.", "visattn."))}
+    assert not kept  # not even batch statistics
 
 
 def test_norms_biases_and_gains_have_no_weight_decay():
@@ -239,7 +240,8 @@ def photographs(elsewhere):
     return elsewhere / "photographs"
 
 
-FOLDER = ["--data", "folder", "--root", "photographs", "--image-size", "32", "--batch-size", "8", "--workers", "1"]
+FOLDER = ["--data", "folder", "--root", "photographs", "--image-size", "32", "--batch-size", "8", "--workers", "1",
+    "--trainer.limit_train_batches", "1.0", "--trainer.limit_val_batches", "1.0"]  # fmt: skip
 DAMAGE = {
     "empty": (lambda data: b"", "the file is empty"),
     "truncated": (lambda data: data[: len(data) // 2], "cut off"),
@@ -278,17 +280,7 @@ def test_bad_images_are_skipped_named_and_counted(photographs, caplog):
     bad = ["train/cat/007.jpg", "train/dog/003.jpg", "val/dog/001.jpg"]
     for name in bad:
         (photographs / name).write_bytes(b"")
-    run(
-        *FOLDER,
-        "--on-bad-image",
-        "skip",
-        "--name",
-        "skipping",
-        "--trainer.limit_val_batches",
-        "1.0",
-        "--trainer.limit_train_batches",
-        "1.0",
-    )
+    run(*FOLDER, "--on-bad-image", "skip", "--name", "skipping")
     said = caplog.messages
     for name in bad:
         assert sum(f"skipped photographs/{name}: the file is empty" in message for message in said) == 1
@@ -368,7 +360,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(elsewhere):
 
 
 def test_pretrained_weights_without_a_network_are_explained(capsys, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     said = run("--pretrained", code=1, capsys=capsys)
     assert "the pretrained weights of 'test_resnet' could not be loaded" in said.err
     assert len(said.err.strip().splitlines()) == 1

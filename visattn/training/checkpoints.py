@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,16 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
     if not path.is_file():
         raise ValueError(f"there is no checkpoint {str(path)!r}")
     try:
-        state = torch.load(path, map_location=map_location, weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch asks for a bug report about pickles that are not its own
+            state = torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError:
         raise ValueError(
             f"refused to load {str(path)!r}: it is not a checkpoint of tensors and plain values, and could run code"
         ) from None
-    except (RuntimeError, EOFError, OSError) as error:
-        raise ValueError(f"{str(path)!r} is not a whole checkpoint: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # whatever the reader of a damaged file stumbles over
+        reason = (str(error).splitlines() or ["it ends too early"])[0]
+        raise ValueError(f"{str(path)!r} is not a whole checkpoint: {reason}") from None
     if not isinstance(state, dict) or "state_dict" not in state:
         raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: it has no state_dict")
     return state

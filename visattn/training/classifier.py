@@ -42,12 +42,13 @@ class Classifier(LightningModule):
             model.to(memory_format=torch.channels_last)
         accuracy: dict[str, Any] = {"num_classes": num_classes, "average": "micro", "ignore_index": IGNORE}
         self.train_top1 = MulticlassAccuracy(**accuracy)
-        self.train_loss = MeanMetric()
+        self.train_loss = MeanMetric(nan_strategy="ignore")  # that is looked after below
         self.val_top1 = MulticlassAccuracy(**accuracy)
         self.val_top5 = MulticlassAccuracy(top_k=min(5, num_classes), **accuracy)
-        self.val_loss = MeanMetric()
+        self.val_loss = MeanMetric(nan_strategy="ignore")
         self.confusion = MulticlassConfusionMatrix(num_classes, ignore_index=IGNORE)
         self._checked: list[Tensor] = []
+        self.train()
 
     def forward(self, image: Tensor) -> Tensor:
         """Logits."""
