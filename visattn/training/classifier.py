@@ -40,13 +40,18 @@ class Classifier(LightningModule):
             )
         if settings.channels_last:
             model.to(memory_format=torch.channels_last)
-        accuracy: dict[str, Any] = {"num_classes": num_classes, "average": "micro", "ignore_index": IGNORE}
+        accuracy: dict[str, Any] = {
+            "num_classes": num_classes,
+            "average": "micro",
+            "ignore_index": IGNORE,
+            "validate_args": False,
+        }
         self.train_top1 = MulticlassAccuracy(**accuracy)
         self.train_loss = MeanMetric(nan_strategy="ignore")  # that is looked after below
         self.val_top1 = MulticlassAccuracy(**accuracy)
         self.val_top5 = MulticlassAccuracy(top_k=min(5, num_classes), **accuracy)
         self.val_loss = MeanMetric(nan_strategy="ignore")
-        self.confusion = MulticlassConfusionMatrix(num_classes, ignore_index=IGNORE)
+        self.confusion = MulticlassConfusionMatrix(num_classes, ignore_index=IGNORE, validate_args=False)
         self._checked: list[Tensor] = []
         self.train()
 
@@ -79,6 +84,7 @@ class Classifier(LightningModule):
         mixed = label.ndim == 2  # distributions, already smoothed
         loss = F.cross_entropy(logits, label, label_smoothing=0.0 if mixed else self.settings.label_smoothing)
         self._watch(loss.detach(), batch_idx)
+        self.log("loss", loss.detach())
         self.train_loss.update(loss.detach(), len(image))
         self.train_top1.update(logits.detach(), label.argmax(1) if mixed else label)
         return loss
