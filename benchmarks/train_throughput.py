@@ -49,7 +49,7 @@ def with_lightning(settings: Settings, steps: int, folder: Path) -> float:
 
 def with_a_bare_loop(settings: Settings, steps: int) -> float:
     """Images per second of the same model, data, workers and optimiser without any framework."""
-    source = create_source(settings, 0)
+    source = create_source(settings)
     model = create_classifier(settings, source).model.train()
     batches = create_data(settings, source, model)
     batches._position = lambda: (0, 0)  # type: ignore[method-assign]

@@ -163,7 +163,7 @@ def test_a_frozen_backbone_stays_as_it_was(elsewhere):
     from visattn.training.building import create_classifier, create_source
 
     settings = Settings(model="test_resnet", attn="eca", seed=1)
-    start = create_classifier(settings, create_source(settings, 0)).model.state_dict()
+    start = create_classifier(settings, create_source(settings)).model.state_dict()
     changed = {key for key in start if not torch.equal(start[key], trained[key])}
     assert changed
     kept = {key for key in changed if not key.startswith(("fc.", "visattn."))}

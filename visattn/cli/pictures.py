@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,26 @@ from visattn.models.survey import evaluating
 from visattn.report.curves import draw_confusion, draw_curves, read_confusion
 from visattn.report.heatmaps import Answer, draw_film, draw_heatmaps
 from visattn.training.film import Film
+from visattn.training.processes import on_first_process
+from visattn.training.settings import Settings
 
 FILMED, SHOWN = 6, 12  # validation images
+FRAMES = 12
 
 
-def create_film(folder: Path, every: int, model: nn.Module, data: ImageData) -> Film:
-    """A film of the model's attention, on validation images that stay the same."""
+def create_film(folder: Path, settings: Settings, model: nn.Module, data: ImageData) -> list[Film]:
+    """A film of the model's attention on validation images that stay the same, if it is wanted and possible."""
+    every = max(1, settings.epochs // FRAMES) if settings.film_every is None else settings.film_every
+    if every == 0:
+        return []
     examples = data.examples(FILMED)
     inputs = _inputs(examples, data)
-    place = look_at(model, inputs)
-    return Film(folder, every, np.stack(examples.images), inputs, partial(grad_cam, place=place), draw_film)
+    try:
+        place = look_at(model, inputs)
+    except ValueError as error:
+        on_first_process(print, f"note: no heatmaps of this model, since {error}")
+        return []
+    return [Film(folder, every, np.stack(examples.images), inputs, partial(grad_cam, place=place), draw_film)]
 
 
 def _inputs(examples: Examples, data: ImageData) -> Tensor:
@@ -35,23 +46,32 @@ def _inputs(examples: Examples, data: ImageData) -> Tensor:
 
 def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dict[str, Any]], name: str) -> None:
     """``heatmaps.png``, ``curves.png`` and ``confusion.png`` of a finished run."""
+    draw_curves(folder / "curves.png", rows, name)
+    confusion = folder / "confusion.csv"
+    if confusion.is_file():
+        draw_confusion(
+            folder / "confusion.png", read_confusion(confusion), data.source.names, f"{name}, validation images"
+        )
     examples = data.examples(SHOWN)
     inputs = _inputs(examples, data)
-    with evaluating(model), torch.no_grad():
-        probabilities = model(inputs).softmax(1)
-    maps = grad_cam(model, inputs, look_at(model, inputs)).numpy()
-    names = data.source.names
-    answers = [
-        Answer(names[label], names[int(row.argmax())], float(row.max()))
-        for label, row in zip(examples.labels, probabilities, strict=True)
-    ]
+    try:
+        place = look_at(model, inputs)
+    except ValueError:
+        return  # said at the beginning
+    maps = grad_cam(model, inputs, place).numpy()
     masks = None if examples.masks is None else np.stack(examples.masks)
     title = f"What {name} looks at (Grad-CAM, best epoch)"
     if masks is not None:
         inside = float((maps * masks).sum() / maps.sum())
         title += f": {inside:.0%} of it on the outlined digit, which covers {masks.mean():.0%} of the image"
-    draw_heatmaps(folder / "heatmaps.png", np.stack(examples.images), maps, answers, title=title, masks=masks)
-    draw_curves(folder / "curves.png", rows, name)
-    confusion = folder / "confusion.csv"
-    if confusion.is_file():
-        draw_confusion(folder / "confusion.png", read_confusion(confusion), names, f"{name}, validation images")
+    images, answers = np.stack(examples.images), _answers(model, inputs, examples, data.source.names)
+    draw_heatmaps(folder / "heatmaps.png", images, maps, answers, title=title, masks=masks)
+
+
+def _answers(model: nn.Module, inputs: Tensor, examples: Examples, names: Sequence[str]) -> list[Answer]:
+    with evaluating(model), torch.no_grad():
+        probabilities = model(inputs).softmax(1)
+    return [
+        Answer(names[label], names[int(row.argmax())], float(row.max()))
+        for label, row in zip(examples.labels, probabilities, strict=True)
+    ]

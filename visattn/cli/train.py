@@ -12,7 +12,7 @@ from visattn.training.building import card, create_classifier, create_data, crea
 from visattn.training.checkpoints import load_checkpoint, model_weights
 from visattn.training.interruption import Interrupted
 from visattn.training.parsing import parse
-from visattn.training.processes import PROBLEMS, announce, on_first_process, one_line, part, rank
+from visattn.training.processes import PROBLEMS, announce, is_first, on_first_process, one_line, part
 from visattn.training.record import read_rows
 from visattn.training.runs import find_run, start
 from visattn.training.trainer import create_trainer
@@ -37,7 +37,7 @@ def train(argv: Sequence[str], prog: str) -> int:
     settings = request.settings
 
     # Images, a model for them, and the images again as this model wants them.
-    source = create_source(settings, rank())
+    source = create_source(settings, first=is_first())
     classifier = create_classifier(settings, source)
     data = create_data(settings, source, classifier.model)
 
@@ -45,7 +45,7 @@ def train(argv: Sequence[str], prog: str) -> int:
     run = find_run(settings)
     if run.checkpoint is not None:
         load_checkpoint(run.checkpoint)  # a bad one is refused here, before anything is written
-    film = [create_film(run.folder, settings.film_every, classifier.model, data)] if settings.film_every else []
+    film = create_film(run.folder, settings, classifier.model, data)
     trainer = create_trainer(settings, run, request.trainer, film)
     on_first_process(start, run, request.to_yaml(argv))
     on_first_process(announce, run, classifier, data, trainer)
@@ -54,7 +54,7 @@ def train(argv: Sequence[str], prog: str) -> int:
 
     # What is left: weights with a card, and pictures.
     data.report_bad_images()
-    if rank() == 0:
+    if is_first():
         rows = read_rows(run)
         best = max(rows, key=lambda row: row["val_top1"] or 0)
         save_model(run.folder, model_weights(load_checkpoint(run.best)), {**card(settings, source, data), "best": best})

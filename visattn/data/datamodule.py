@@ -195,7 +195,8 @@ class ImageData(LightningDataModule):
             torch.distributed.all_gather_object(everywhere, self.bad)
         bad = sorted(set().union(*everywhere))
         if bad:
-            log.warning("%d images could not be read and were skipped: %s", len(bad), "; ".join(bad))
+            more = f"; and {len(bad) - 20} more, named above" if len(bad) > 20 else ""
+            log.warning("%d images could not be read and were skipped: %s%s", len(bad), "; ".join(bad[:20]), more)
 
     def normalise(self, image: Tensor) -> Tensor:
         """0..255 to what the model expects."""

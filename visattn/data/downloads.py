@@ -34,7 +34,7 @@ ARCHIVES = {
 }
 
 
-def find_or_download(name: str, root: Path, *, rank: int) -> Path:
+def find_or_download(name: str, root: Path, *, first: bool) -> Path:
     """The folder with ``train`` and ``val``; of several processes the first one downloads and the others wait."""
     archive = ARCHIVES[name]
     candidates = [root, *(root / f"{name}2{size}" for size in ("", "-320", "-160"))]
@@ -42,7 +42,7 @@ def find_or_download(name: str, root: Path, *, rank: int) -> Path:
         if (folder / "train").is_dir() and (folder / "val").is_dir():
             return folder
     target = root / archive.folder
-    if rank == 0:
+    if first:
         _download(archive, root)
     while not target.is_dir():
         time.sleep(1)

@@ -28,7 +28,7 @@ def open_source(
     val_fraction: float = 0.1,
     num_classes: int | None = None,
     seed: int = 0,
-    rank: int = 0,
+    first: bool = True,
 ) -> Anything:
     """The images of a name.
 
@@ -41,8 +41,8 @@ def open_source(
         return _shards(data, root, num_classes)
     openers: dict[str, Callable[[], Source]] = {
         "digits": lambda: _digits(difficulty, seed),
-        "imagenette": lambda: _wordnet(find_or_download(data, Path(root or "data"), rank=rank), read_subset(data)),
-        "imagewoof": lambda: _wordnet(find_or_download(data, Path(root or "data"), rank=rank), read_subset(data)),
+        "imagenette": lambda: _wordnet(find_or_download(data, Path(root or "data"), first=first), read_subset(data)),
+        "imagewoof": lambda: _wordnet(find_or_download(data, Path(root or "data"), first=first), read_subset(data)),
         "imagenet": lambda: _wordnet(_needed(root, data), read_subset(subset) if subset else None),
         "folder": lambda: folder_source(_needed(root, data), val_fraction),
     }

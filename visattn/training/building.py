@@ -20,8 +20,8 @@ from visattn.training.settings import Settings
 from visattn.training.trainer import SHARDED
 
 
-def create_source(settings: Settings, rank: int) -> Anything:
-    """The data that the settings name."""
+def create_source(settings: Settings, *, first: bool = True) -> Anything:
+    """The data that the settings name; ``first`` says whether this process may download them."""
     return open_source(
         settings.data,
         root=settings.root,
@@ -30,7 +30,7 @@ def create_source(settings: Settings, rank: int) -> Anything:
         val_fraction=settings.val_fraction,
         num_classes=settings.num_classes,
         seed=settings.seed,
-        rank=rank,
+        first=first,
     )
 
 

@@ -48,7 +48,7 @@ class Film(Callback):
             maps = self.look(pl_module.model, self.inputs.to(pl_module.device))  # type: ignore[arg-type]
         if trainer.is_global_zero:
             with replacing(self.folder / "film" / f"epoch_{epoch:04}.npy") as partial, partial.open("wb") as stream:
-                np.save(stream, maps.float().cpu().numpy())
+                np.save(stream, maps.half().cpu().numpy())
             self.draw(self.folder / "film.png", self.images, read_frames(self.folder, epoch))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from types import FrameType
 from typing import Any
 
@@ -34,7 +35,8 @@ class Interruption(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listen."""
-        self._before = signal.signal(signal.SIGINT, self._ask)
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python does not deliver signals
+            self._before = signal.signal(signal.SIGINT, self._ask)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -20,20 +20,20 @@ from visattn.training.runs import Run
 P = ParamSpec("P")
 
 # What a person can do something about; anything else is a mistake of ours and shows where it happened.
-PROBLEMS = (ValueError, OSError, FloatingPointError, MisconfigurationException)
+PROBLEMS = (ValueError, OSError, FloatingPointError, torch.OutOfMemoryError, MisconfigurationException)
 
 
-def rank() -> int:
-    """Number of this process among all of the run, before or after they have found each other."""
-    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):  # torchrun, SLURM, Lightning's own launcher
+def is_first() -> bool:
+    """Whether this is the process that speaks and writes, before or after they have all found each other."""
+    for name in ("RANK", "SLURM_PROCID"):  # torchrun, SLURM: the number among all processes
         if name in os.environ:
-            return int(os.environ[name])
-    return 0
+            return os.environ[name] == "0"
+    return all(os.environ.get(name, "0") == "0" for name in ("NODE_RANK", "LOCAL_RANK"))  # Lightning's own launcher
 
 
 def on_first_process(do: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
     """Do something once, not once per process."""
-    if rank() == 0:
+    if is_first():
         do(*args, **kwargs)
 
 
@@ -46,6 +46,10 @@ def part() -> None:
 
 def one_line(error: BaseException) -> str:
     """An error as one line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            f"the device has not enough memory: lower --batch-size, or --accumulate more ({str(error).split('.')[0]})"
+        )
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename!r}" if error.filename else ""
         return f"{error.strerror}{where}"

@@ -72,7 +72,7 @@ class Settings:
     name: str | None = _option(None, "folder below --out [model and data]")
     out: str = _option("runs", "where runs are written")
     resume: str | None = _option(None, "go on with a run: its folder or checkpoint; alone, the last one of this name")
-    film_every: int = _option(1, "epochs between two pictures of attention forming, 0 for none")
+    film_every: int | None = _option(None, "epochs between two frames of the film, 0 for none [about twelve frames]")
 
     def __post_init__(self) -> None:
         for key, allowed in get_type_hints(Settings).items():
