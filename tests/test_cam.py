@@ -1,0 +1,84 @@
+"""Class activation maps: right for every layout, and the model is left as it was found."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from pytorch_grad_cam import GradCAM
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+import visattn
+from visattn.explain import grad_cam, look_at
+
+
+def reshape(prefix):
+    return lambda x: x[:, prefix:].mT.unflatten(2, (int((x.shape[1] - prefix) ** 0.5),) * 2)
+
+
+# model, module that must be chosen at this size, how the grad-cam package must be told to read it
+MODELS = {
+    "test_resnet": (96, None),
+    "test_vit": (160, reshape(1)),
+    "test_convnext": (160, None),
+    "swin_tiny_patch4_window7_224": (224, lambda x: x.permute(0, 3, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_the_grad_cam_package(name):
+    torch.manual_seed(0)
+    size, transform = MODELS[name]
+    model = timm.create_model(name, num_classes=7).eval()
+    images = torch.rand(1, 3, size, size).repeat(7, 1, 1, 1)
+    target = torch.arange(7)
+    place = look_at(model, images)
+    assert min(place.size) >= 7
+    ours = grad_cam(model, images, place, target)
+    assert ours.shape == (7, size, size)
+    assert 0 <= ours.min() <= ours.max() <= 1
+    with GradCAM(model, [model.get_submodule(place.name)], reshape_transform=transform) as package:
+        theirs = package(images, [ClassifierOutputTarget(int(each)) for each in target])
+    seen = 0
+    for one, other in zip(ours.numpy(), theirs, strict=True):
+        if one.max() > 0:  # an untrained network has nothing to show for some classes
+            seen += 1
+            rescaled = (one - one.min()) / (one.max() - one.min())  # as the package does it
+            np.testing.assert_allclose(rescaled, other, atol=0.02)
+    assert seen >= 3
+
+
+def test_the_place_of_a_class_token_model_has_a_say_in_the_output():
+    model = timm.create_model("test_vit").eval()
+    images = torch.rand(1, 3, 160, 160)
+    assert look_at(model, images).name == "blocks.4"  # behind the last one, block 5, only the class token is read
+    assert grad_cam(model, images, look_at(model, images)).max() == 1
+
+
+def test_the_model_is_left_as_it_was_found():
+    model = visattn.attach(timm.create_model("test_resnet"), "cbam").train()
+    model.layer1.eval()
+    modes = [module.training for module in model.modules()]
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    images = torch.rand(2, 3, 96, 96)
+    with torch.no_grad():
+        grad_cam(model, images, look_at(model, images))
+    assert [module.training for module in model.modules()] == modes
+    assert [len(module._forward_hooks) for module in model.modules()] == hooks
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert not images.requires_grad
+
+
+def test_a_frozen_model_has_maps_too():
+    model = timm.create_model("test_resnet").eval().requires_grad_(False)
+    images = torch.rand(2, 3, 96, 96)
+    assert grad_cam(model, images, look_at(model, images)).amax((1, 2)).tolist() == [1, 1]
+
+
+def test_maps_do_not_depend_on_batch_mates():
+    model = timm.create_model("test_resnet").eval()
+    images = torch.rand(3, 3, 96, 96)
+    place = look_at(model, images)
+    together = grad_cam(model, images, place)
+    torch.testing.assert_close(together[1:2], grad_cam(model, images[1:2], place), atol=1e-4, rtol=0)
