@@ -45,7 +45,7 @@ def _first_folder(root: Path, names: Sequence[str]) -> Path | None:
     return next((root / name for name in names if (root / name).is_dir()), None)
 
 
-def _images(root: Path, classes: Sequence[str] | None) -> dict[str, list[Path]]:
+def _images(root: Path, classes: Sequence[str] | None) -> dict[str, list[str]]:
     """The image files of every class; a class without any is an error."""
     there = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     if not there:
@@ -56,7 +56,7 @@ def _images(root: Path, classes: Sequence[str] | None) -> dict[str, list[Path]]:
     found = {}
     for name in classes or there:
         files = sorted(
-            Path(folder, file)
+            os.path.join(folder, file)
             for folder, _, files in os.walk(root / name, followlinks=True)
             for file in files
             if os.path.splitext(file)[1].lower() in EXTENSIONS and not file.startswith(".")
@@ -69,7 +69,7 @@ def _images(root: Path, classes: Sequence[str] | None) -> dict[str, list[Path]]:
     return found
 
 
-def _split(found: dict[str, list[Path]], val_fraction: float) -> Source:
+def _split(found: dict[str, list[str]], val_fraction: float) -> Source:
     train, val = {}, {}
     for name, files in found.items():
         if len(files) < 2:
@@ -82,6 +82,6 @@ def _split(found: dict[str, list[Path]], val_fraction: float) -> Source:
     return Source(_files(train, classes), _files(val, classes), classes)
 
 
-def _files(found: dict[str, list[Path]], classes: Sequence[str]) -> Files:
+def _files(found: dict[str, list[str]], classes: Sequence[str]) -> Files:
     pairs = [(path, label) for label, name in enumerate(classes) for path in found[name]]
     return Files([path for path, _ in pairs], [label for _, label in pairs])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import cv2
@@ -30,7 +29,7 @@ class Reader(Protocol):
 class Files:
     """Image files and their labels."""
 
-    paths: Sequence[Path]
+    paths: Sequence[str]
     labels: Sequence[int]
 
     def __len__(self) -> int:

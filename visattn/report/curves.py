@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from visattn.report.figures import GREY, save
+from visattn.report.figures import GREY, save, short
 
 TRAIN, VAL = "#9aa5b1", "#0b5fa5"
 LABELLED = 30  # classes whose names fit
@@ -77,7 +77,7 @@ def draw_confusion(path: Path, matrix: np.ndarray[Any, np.dtype[np.int64]], name
     axes.set_xlabel("answer")
     axes.set_ylabel("truth")
     if count <= LABELLED:
-        labels = [name.split(",")[0][:18] for name in names]
+        labels = [short(name, 18) for name in names]
         rotation = 0 if max(map(len, labels)) <= 2 else 60
         axes.set_xticks(range(count), labels, fontsize=8, rotation=rotation, ha="center" if rotation == 0 else "right")
         axes.set_yticks(range(count), labels, fontsize=8)

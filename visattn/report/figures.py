@@ -17,6 +17,17 @@ GREY = "0.35"
 DPI = 110
 
 
+def short(name: str, width: int = 22) -> str:
+    """A class name that fits: the first of its synonyms, and of a long one both ends, where names differ.
+
+    >>> short("tench, Tinca tinca"), short("Staphylococcus_aureus_resistant_to_vancomycin", 21)
+    ('tench', 'Staphyloco…vancomycin')
+    """
+    name = name.split(",")[0]
+    half = (width - 1) // 2
+    return name if len(name) <= width else f"{name[:half]}…{name[-half:]}"
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a PNG, at once."""
     with replacing(path) as partial:

@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from visattn.report.figures import GREY, MAP, overlay, save, show
+from visattn.report.figures import GREY, MAP, overlay, save, short, show
 
 RIGHT, WRONG = "#1a7f37", "#c1121f"
 
@@ -26,12 +26,8 @@ class Answer:
     probability: float
 
     def __str__(self) -> str:
-        said = f"{_short(self.said)} {self.probability:.0%}"
-        return said if self.true == self.said else f"{_short(self.true)} taken for {said}"
-
-
-def _short(name: str) -> str:
-    return name.split(",")[0][:22]
+        said = f"{short(self.said)} {self.probability:.0%}"
+        return said if self.true == self.said else f"{short(self.true)} taken for {said}"
 
 
 def draw_heatmaps(
