@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,8 +18,14 @@ from visattn.registry import suggest
 from visattn.training.runs import ALONE
 from visattn.training.settings import Settings
 
-# The trainer's arguments that are not a matter of taste here.
-MANAGED = {"default_root_dir", "use_distributed_sampler", "enable_checkpointing", "fast_dev_run"}
+# The trainer's arguments that do not fit a run of visattn, and what to do instead.
+MANAGED = {
+    "default_root_dir": "--out and --name say where a run is written",
+    "enable_checkpointing": "a run always keeps its last and its best epoch",
+    "fast_dev_run": "try --epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 2",
+    "overfit_batches": "try --trainer.limit_train_batches 2 --augment none",
+    "use_distributed_sampler": "images are always shared out among the processes",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ def create_parser(prog: str) -> ArgumentParser:
             parser.add_argument(flag, type=types[field.name], nargs="?", const=ALONE, default=default, help=text)
         else:
             parser.add_argument(flag, type=types[field.name], default=default, help=text)
-    parser.add_class_arguments(Trainer, "trainer", skip=MANAGED, instantiate=False)
+    parser.add_class_arguments(Trainer, "trainer", skip=set(MANAGED), instantiate=False)
     return parser
 
 
@@ -81,7 +88,10 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> Request:
     try:
         values = parser.parse_args(arguments)
     except ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from None
+        message = " ".join(str(error).split())
+        raise ValueError(
+            re.sub(r"Parser key \"([\w.]+)\": Expected a <class '(\w+)'>\.", r"\1: expected \2.", message)
+        ) from None
     chosen = {key: value for key, value in values.trainer.as_dict().items() if value != defaults.trainer.as_dict()[key]}
     objects = parser.instantiate(Namespace(trainer=Namespace(**{key: values.trainer[key] for key in chosen})))
     settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
@@ -124,6 +134,8 @@ def _check_flags(arguments: Sequence[str], known: set[str]) -> None:
             continue
         if any(key.startswith(f"{each}.") for each in known - {"trainer"}):
             continue  # into a dictionary or a class: jsonargparse's business
+        if (reason := MANAGED.get(key.removeprefix("trainer."))) is not None:
+            raise ValueError(f"{argument.partition('=')[0]!r} cannot be set here: {reason}")
         flags = {f"--{each}" if "." in each else f"--{each.replace('_', '-')}" for each in known}
         raise ValueError(f"unknown flag {argument.partition('=')[0]!r}: {_closest(argument.partition('=')[0], flags)}")
 

@@ -91,7 +91,7 @@ class TrainingProgress(ProgressBar):
         """Leave the time out of the speed."""
         self._images, self._before = 0, time.perf_counter()
 
-    def finish_epoch(self, row: dict[str, Any], epochs: int, best: bool) -> None:
+    def finish_epoch(self, row: dict[str, Any], epochs: int | None, best: bool) -> None:
         """Leave a line behind."""
         parts = [f"epoch {row['epoch']}/{epochs}", f"loss {row['train_loss']:.3f}", f"accuracy {row['train_top1']:.1%}"]
         if row["val_top1"] is not None:

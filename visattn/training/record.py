@@ -30,10 +30,10 @@ class Record(Checkpoint):
 
     Args:
         run: where to write.
-        tell: called on the first process with an epoch's row and whether it is the best so far.
+        tell: called on the first process with an epoch's row, the number of epochs, and whether it is the best so far.
     """
 
-    def __init__(self, run: Run, tell: Callable[[dict[str, Any], bool], None]) -> None:
+    def __init__(self, run: Run, tell: Callable[[dict[str, Any], int | None, bool], None]) -> None:
         super().__init__()
         self.run = run
         self.tell = tell
@@ -109,7 +109,7 @@ class Record(Checkpoint):
             _write_rows(
                 self.run.folder / "metrics.csv", [COLUMNS, *([row[key] for key in COLUMNS] for row in self.rows)]
             )
-            self.tell(self.rows[-1], improved)
+            self.tell(self.rows[-1], trainer.max_epochs, improved)
         trainer.strategy.barrier()
 
 

@@ -7,6 +7,12 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from visattn.registry import suggest
 
+LOWEST = {
+    "batch_size": 1, "epochs": 1, "accumulate": 1, "num_nodes": 1, "image_size": 1, "num_classes": 2, "patience": 1,
+    "workers": 0, "film_every": 0, "seed": 0, "mixup": 0, "cutmix": 0, "label_smoothing": 0, "weight_decay": 0,
+    "warmup_epochs": 0, "clip_grad": 0, "layer_decay": 0,
+}  # fmt: skip
+
 
 def _option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
@@ -79,9 +85,11 @@ class Settings:
             choices = get_args(allowed)
             if choices and all(isinstance(choice, str) for choice in choices) and getattr(self, key) not in choices:
                 raise ValueError(f"unknown {key} {getattr(self, key)!r}: {suggest(str(getattr(self, key)), choices)}")
-        for key in ("batch_size", "epochs", "accumulate", "num_nodes"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"--{key.replace('_', '-')} must be at least 1, got {getattr(self, key)}")
+        for key, lowest in LOWEST.items():
+            if getattr(self, key) is not None and getattr(self, key) < lowest:
+                raise ValueError(f"--{key.replace('_', '-')} must be at least {lowest}, got {getattr(self, key)}")
+        if self.label_smoothing >= 1:
+            raise ValueError(f"--label-smoothing is a share below 1, got {self.label_smoothing}")
         if self.batch_size % 2 and (self.mixup > 0 or self.cutmix > 0):
             raise ValueError(
                 f"mixup and cutmix pair the images of a batch: --batch-size {self.batch_size} must be even"

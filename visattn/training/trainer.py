@@ -49,11 +49,11 @@ def create_trainer(
     extra = dict(extra)
     progress = TrainingProgress()
     own: list[Callback] = [
-        progress,
+        *([progress] if extra.get("enable_progress_bar", True) else []),
         *_recipe(settings),
         *callbacks,
         Interruption(run),
-        Record(run, lambda row, best: progress.finish_epoch(row, settings.epochs, best)),
+        Record(run, progress.finish_epoch),
     ]
     theirs = extra.pop("callbacks", None) or []
     loggers = extra.pop("logger", None) or []
