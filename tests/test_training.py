@@ -115,11 +115,52 @@ def test_a_new_run_never_overwrites_an_old_one(elsewhere):
     for _ in range(3):
         run("--epochs", 1)
     assert sorted(path.name for path in (elsewhere / "runs").iterdir()) == [
-        "test_resnet_eca-digits", "test_resnet_eca-digits-2", "test_resnet_eca-digits-3",
+        "test_resnet_eca-digits", "test_resnet_eca-digits-run2", "test_resnet_eca-digits-run3",
     ]  # fmt: skip
     run("--epochs", 2, "--resume")  # the last one
-    assert checkpoint(elsewhere / "runs" / "test_resnet_eca-digits-3")["epoch"] == 1
+    assert checkpoint(elsewhere / "runs" / "test_resnet_eca-digits-run3")["epoch"] == 1
     assert checkpoint(elsewhere / "runs" / "test_resnet_eca-digits")["epoch"] == 0
+
+
+def test_resume_takes_the_newest_run_that_has_begun_and_no_other(elsewhere):
+    run("--name", "vit", "--epochs", 1)
+    run("--name", "vit-16", "--epochs", 1)
+    (elsewhere / "runs" / "vit-run2").mkdir()  # a start that failed
+    run("--name", "vit", "--resume")
+    assert checkpoint(elsewhere / "runs" / "vit")["epoch"] == 1
+    assert checkpoint(elsewhere / "runs" / "vit-16")["epoch"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--model", "test_vit"], "holds another model than 'test_vit'"), (["--epochs", "1"], "is in epoch 2 already")],
+)
+def test_a_resume_that_cannot_work_leaves_the_run_alone(finished, elsewhere, capsys, arguments, message):
+    shutil.copytree(finished, elsewhere / "runs" / "done")
+    before = (elsewhere / "runs" / "done" / "config.yaml").read_text()
+    assert main(["--resume", "runs/done", "--attn", "eca", *arguments]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert message in line or "eca" in line
+    assert (elsewhere / "runs" / "done" / "config.yaml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--trainer.max_steps", "3"],
+        ["--trainer.check_val_every_n_epoch", "5"],
+        ["--trainer.limit_val_batches", "0"],
+        ["--trainer.logger", "false"],
+        ["--trainer.logger", "true"],
+        ["--trainer.enable_progress_bar", "false"],
+    ],
+)
+def test_lightnings_own_arguments(elsewhere, arguments):
+    run("--name", "own", "--epochs", "1", *arguments)
+    assert (elsewhere / "runs" / "own" / "heatmaps.png").is_file()
+    assert (elsewhere / "runs" / "own" / "tensorboard").exists() == (
+        arguments[-1] != "false" or "logger" not in arguments[0]
+    )
 
 
 PIECES = {
@@ -275,6 +316,13 @@ def test_a_bad_image_is_named_and_ends_the_run(photographs, capsys, kind):
     assert "photographs/train/cat/007.jpg: " in line
     assert message in line
     assert "--on-bad-image skip" in line
+
+
+def test_class_names_are_not_formulas(photographs):
+    for split in ("train", "val"):
+        (photographs / split / "cat").rename(photographs / split / "price $5 {a_ to $10 and a very long name indeed")
+    run(*FOLDER, "--epochs", "1")
+    assert Path("runs/test_resnet_eca-photographs/confusion.png").is_file()
 
 
 def test_bad_images_are_skipped_named_and_counted(photographs, caplog):

@@ -44,8 +44,9 @@ def _inputs(examples: Examples, data: ImageData) -> Tensor:
     return data.normalise(images)
 
 
-def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dict[str, Any]], name: str) -> None:
+def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dict[str, Any]]) -> None:
     """``heatmaps.png``, ``curves.png`` and ``confusion.png`` of a finished run."""
+    name = folder.name
     draw_curves(folder / "curves.png", rows, name)
     confusion = folder / "confusion.csv"
     if confusion.is_file():
@@ -62,7 +63,7 @@ def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dic
     masks = None if examples.masks is None else np.stack(examples.masks)
     title = f"What {name} looks at (Grad-CAM, best epoch)"
     if masks is not None:
-        inside = float((maps * masks).sum() / maps.sum())
+        inside = float((maps * masks).sum() / max(maps.sum(), 1e-12))
         title += f": {inside:.0%} of it on the outlined digit, which covers {masks.mean():.0%} of the image"
     images, answers = np.stack(examples.images), _answers(model, inputs, examples, data.source.names)
     draw_heatmaps(folder / "heatmaps.png", images, maps, answers, title=title, masks=masks)

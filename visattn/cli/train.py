@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from visattn.cli.pictures import create_film, draw_outcome
 from visattn.models import load_model, save_model
 from visattn.training.building import card, create_classifier, create_data, create_source
-from visattn.training.checkpoints import load_checkpoint, model_weights
+from visattn.training.checkpoints import check_resumable, load_checkpoint, model_weights
 from visattn.training.interruption import Interrupted
 from visattn.training.parsing import parse
 from visattn.training.processes import PROBLEMS, announce, is_first, on_first_process, one_line, part
@@ -44,7 +44,7 @@ def train(argv: Sequence[str], prog: str) -> int:
     # A folder of its own, or that of the run to go on with.
     run = find_run(settings)
     if run.checkpoint is not None:
-        load_checkpoint(run.checkpoint)  # a bad one is refused here, before anything is written
+        check_resumable(load_checkpoint(run.checkpoint), classifier.model, settings)  # before anything is written
     film = create_film(run.folder, settings, classifier.model, data)
     trainer = create_trainer(settings, run, request.trainer, film)
     on_first_process(start, run, request.to_yaml(argv))
@@ -59,7 +59,7 @@ def train(argv: Sequence[str], prog: str) -> int:
         best = max(rows, key=lambda row: row["val_top1"] or 0)
         save_model(run.folder, model_weights(load_checkpoint(run.best)), {**card(settings, source, data), "best": best})
         model, _ = load_model(run.folder)
-        draw_outcome(run.folder, model, data, rows, settings.name or run.folder.name)
+        draw_outcome(run.folder, model, data, rows)
         print(f"\n{run.summary(best, time.perf_counter() - began)}")
     part()
     return 0

@@ -78,6 +78,7 @@ class ImageData(LightningDataModule):
     ) -> None:
         super().__init__()
         self.source, self.size, self.batch_size, self.seed = source, size, batch_size, seed
+        self._check_batch(1)
         self.train_transform = training_transform(augment or source.augment, size)
         if source.size is None:
             self.val_transform = evaluation_transform(size, crop_pct)
@@ -123,12 +124,8 @@ class ImageData(LightningDataModule):
             stream = self.source.stream(split, self.batch_size, self.seed, workers)
             return StreamLoader(Streamed(stream, transform, self.seed), position, drop_last=training, **options)
         reader = self.source.train if training else self.source.val
-        together = self.batch_size * world
-        if training and len(reader) < together:
-            raise ValueError(
-                f"a batch of {together} ({self.batch_size} x {world}) is more than the {len(reader)} training images: "
-                f"lower --batch-size to {max(1, len(reader) // world)} or less"
-            )
+        if training:
+            self._check_batch(world)
         sampler = Shares(
             len(reader),
             self.batch_size,
@@ -140,6 +137,16 @@ class ImageData(LightningDataModule):
         return ResumableLoader(
             Images(reader, transform, self.seed), sampler=sampler, persistent_workers=workers > 0, **options
         )
+
+    def _check_batch(self, world: int) -> None:
+        if isinstance(self.source, StreamSource):
+            return
+        together, count = self.batch_size * world, len(self.source.train)
+        if count < together:
+            raise ValueError(
+                f"a batch of {together} ({self.batch_size} x {world}) is more than the {count} training images: "
+                f"lower --batch-size to {max(1, count // world)} or less"
+            )
 
     def _worker_count(self, world: int) -> int:
         if self.workers is not None:

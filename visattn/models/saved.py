@@ -36,6 +36,7 @@ def save_model(folder: str | Path, weights: Mapping[str, Tensor], card: Mapping[
         seen.add(value.data_ptr())
     with replacing(folder / WEIGHTS) as partial:
         save_file(tensors, partial, metadata={"format": "pt"})
+        partial.chmod(0o644)  # safetensors keeps it to the owner
     text = json.dumps({**card, "versions": {**card.get("versions", {}), **versions}}, indent=2)
     with replacing(folder / CARD) as partial:
         partial.write_text(f"{text}\n")
@@ -43,7 +44,7 @@ def save_model(folder: str | Path, weights: Mapping[str, Tensor], card: Mapping[
 
 def load_model(folder: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     """The model that a training run wrote, in evaluation mode, and its card. Nothing in the files is executed."""
-    folder = Path(folder)
+    folder = Path(folder).parent if Path(folder).is_file() else Path(folder)
     for name in (CARD, WEIGHTS):
         if not (folder / name).is_file():
             raise ValueError(f"{str(folder)!r} has no {name}: is it the folder of a finished run?")

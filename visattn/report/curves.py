@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from visattn.report.figures import GREY, save, short
+from visattn.report.figures import GREY, plain, save, short
 
 TRAIN, VAL = "#9aa5b1", "#0b5fa5"
 LABELLED = 30  # classes whose names fit
@@ -26,7 +26,7 @@ def draw_curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
         title: of the picture.
     """
     figure = Figure(figsize=(11, 3.4), layout="constrained")
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(plain(title), fontsize=11)
     loss, accuracy, rate = figure.subplots(1, 3)
     for axes, train, val, label in (
         (loss, "train_loss", "val_loss", "loss"),
@@ -44,14 +44,15 @@ def draw_curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
         best = max(validated, key=lambda row: row["val_top1"])
         accuracy.annotate(
             f"best {best['val_top1']:.1%}", (best["epoch"], best["val_top1"]), (0, -14), textcoords="offset points",
-            ha="right", fontsize=8, color=VAL,
+            ha="center", fontsize=8, color=VAL,
         )  # fmt: skip
     accuracy.yaxis.set_major_formatter(PercentFormatter(1, 0))
     rate.plot([row["epoch"] for row in rows], [row["lr"] for row in rows], color=GREY, marker="o", markersize=3)
     rate.set_title("learning rate at the end of the epoch", fontsize=10)
-    rate.set_ylim(bottom=0)
+    rate.set_ylim(0, 1.1 * max(row["lr"] for row in rows) or 1)
     for axes in (loss, accuracy, rate):
         axes.set_xlabel("epoch", fontsize=9)
+        axes.set_xlim(rows[0]["epoch"] - 0.5, rows[-1]["epoch"] + 0.5)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.25)
@@ -73,7 +74,7 @@ def draw_confusion(path: Path, matrix: np.ndarray[Any, np.dtype[np.int64]], name
     figure = Figure(figsize=(side + 0.6, side), layout="constrained")
     axes = figure.subplots()
     picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set_title(title, fontsize=11)
+    axes.set_title(plain(title), fontsize=11)
     axes.set_xlabel("answer")
     axes.set_ylabel("truth")
     if count <= LABELLED:

@@ -25,7 +25,12 @@ def short(name: str, width: int = 22) -> str:
     """
     name = name.split(",")[0]
     half = (width - 1) // 2
-    return name if len(name) <= width else f"{name[:half]}…{name[-half:]}"
+    return plain(name if len(name) <= width else f"{name[:half]}…{name[-half:]}")
+
+
+def plain(text: str) -> str:
+    """Text that is no formula, whatever signs are in it."""
+    return text.replace("$", r"\$")
 
 
 def save(figure: Figure, path: Path) -> None:

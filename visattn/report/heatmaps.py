@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from visattn.report.figures import GREY, MAP, overlay, save, short, show
+from visattn.report.figures import GREY, MAP, overlay, plain, save, short, show
 
 RIGHT, WRONG = "#1a7f37", "#c1121f"
 
@@ -26,8 +26,9 @@ class Answer:
     probability: float
 
     def __str__(self) -> str:
-        said = f"{short(self.said)} {self.probability:.0%}"
-        return said if self.true == self.said else f"{short(self.true)} taken for {said}"
+        if self.true == self.said:
+            return f"{short(self.said, 34)} {self.probability:.0%}"
+        return f"{short(self.true, 15)} taken for {short(self.said, 15)} {self.probability:.0%}"
 
 
 def draw_heatmaps(
@@ -53,7 +54,7 @@ def draw_heatmaps(
     """
     rows = -(-len(images) // columns)
     figure = Figure(figsize=(3.1 * columns + 0.9, 1.8 * rows + 0.5), layout="constrained")
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(plain(title), fontsize=11)
     grid = figure.subplots(rows, 2 * columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -64,11 +65,13 @@ def draw_heatmaps(
         left.title.set_x(0)
         left.title.set_in_layout(False)  # a long one may run on over the heatmap's column
         show(right, overlay(image, heatmap), " ")
+        if heatmap.max() == 0:
+            right.text(0.5, 0.03, "nothing found", transform=right.transAxes, ha="center", fontsize=8, color="white")
         if masks is not None:
             right.contour(masks[number], levels=[0.5], colors="white", linewidths=0.8)
     scale = cm.ScalarMappable(Normalize(0, 1), MAP)
     bar = figure.colorbar(scale, ax=grid, fraction=0.02, pad=0.01, ticks=[0, 0.5, 1])
-    bar.set_label("attention (largest = 1)", fontsize=8, color=GREY)
+    bar.set_label("evidence for the answer (largest = 1)", fontsize=8, color=GREY)
     bar.ax.tick_params(labelsize=8, colors=GREY)
     save(figure, path)
 

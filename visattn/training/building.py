@@ -16,6 +16,7 @@ from visattn.data.sources import Anything, open_source
 from visattn.models import create_model
 from visattn.models.names import split_name
 from visattn.training.classifier import Classifier, ShardedClassifier
+from visattn.training.optimisation import check_optimizer
 from visattn.training.settings import Settings
 from visattn.training.trainer import SHARDED
 
@@ -61,6 +62,7 @@ def model_arguments(settings: Settings, source: Anything) -> dict[str, Any]:
 
 def create_classifier(settings: Settings, source: Anything) -> Classifier:
     """The model in its training harness; the same weights for the same seed."""
+    check_optimizer(settings.optimizer)
     seed_everything(settings.seed, verbose=False)
     arguments = model_arguments(settings, source)
     try:

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from visattn.files import replacing
+from visattn.training.settings import Settings
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
@@ -58,6 +59,20 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
     if not isinstance(state, dict) or "state_dict" not in state:
         raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: it has no state_dict")
     return state
+
+
+def check_resumable(state: Mapping[str, Any], model: nn.Module, settings: Settings) -> None:
+    """Raise if a checkpoint cannot go on with these settings, before anything is written."""
+    weights, own = model_weights(state), model.state_dict()
+    if {key: value.shape for key, value in weights.items()} != {key: value.shape for key, value in own.items()}:
+        raise ValueError(
+            f"the checkpoint holds another model than {settings.model!r}: resume it with the model and data it "
+            "was begun with (--resume FOLDER alone takes them from the folder's config.yaml)"
+        )
+    if state["epoch"] + 1 > settings.epochs:
+        raise ValueError(
+            f"the run is in epoch {state['epoch'] + 1} already: --epochs {settings.epochs} is less than that"
+        )
 
 
 def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:

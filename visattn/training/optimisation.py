@@ -35,11 +35,16 @@ def gains(model: nn.Module) -> Iterator[str]:
                 yield f"{prefix}.{name}" if prefix else name
 
 
+def check_optimizer(name: str) -> None:
+    """Raise if timm has no such optimiser."""
+    known = [str(each) for each in list_optimizers()]
+    if name.lower() not in known:
+        raise ValueError(f"unknown optimizer {name!r}: {suggest(name, known)}")
+
+
 def create_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
     """timm's optimiser of a name; norms, biases and gains, and what the model itself names, have no weight decay."""
-    known = [str(name) for name in list_optimizers()]
-    if settings.optimizer.lower() not in known:
-        raise ValueError(f"unknown optimizer {settings.optimizer!r}: {suggest(settings.optimizer, known)}")
+    check_optimizer(settings.optimizer)
     spared = set(gains(model))
     if callable(own := getattr(model, "no_weight_decay", None)):
         spared |= set(own())

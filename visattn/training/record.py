@@ -96,7 +96,7 @@ class Record(Checkpoint):
         )
         score = self.rows[-1][MONITOR]
         validated = score is not None
-        improved = not trainer.enable_validation or (validated and score > self.best)
+        improved = score > self.best if validated else self.best < 0  # the last one, as long as none is validated
         if improved and validated:
             self.best = score
         matrix = pl_module.confusion.compute() if validated else None  # type: ignore[operator, union-attr]

@@ -57,9 +57,12 @@ class Run:
 
 
 def start(run: Run, config: str) -> None:
-    """Make the folder and note the settings in it."""
-    with replacing(run.folder / "config.yaml") as partial:
-        partial.write_text(config)
+    """Make the folder and note the settings in it, below the commands of a run that is resumed."""
+    path = run.folder / "config.yaml"
+    before = path.read_text().splitlines() if path.is_file() else []
+    commands = [line for line in before if line.startswith("#")]
+    with replacing(path) as partial:
+        partial.write_text("".join(f"{line}\n" for line in commands) + config)
 
 
 def default_name(settings: Settings) -> str:
@@ -70,6 +73,8 @@ def default_name(settings: Settings) -> str:
     """
     model = settings.model if settings.attn is None else f"{settings.model}_{settings.attn}"
     data = settings.data if settings.subset is None else f"{settings.data}-{Path(settings.subset).stem}"
+    if settings.data == "folder" and settings.root is not None:
+        data = Path(settings.root).resolve().name
     return re.sub(r"[^\w.-]+", "-", f"{model}-{data}")
 
 
@@ -77,15 +82,15 @@ def find_run(settings: Settings) -> Run:
     """The folder of a run to resume, or of a new one: never one that has something in it already."""
     name, out = settings.name or default_name(settings), Path(settings.out)
     if settings.resume == ALONE:
-        folder = _versions(out, name)[-1]
-        run = Run(folder)
-        return Run(folder, run.last if run.last.is_file() else None)
+        runs = [Run(folder) for folder in _versions(out, name)]
+        begun = [run for run in runs if run.last.is_file()]
+        return Run(begun[-1].folder, begun[-1].last) if begun else runs[-1]
     if settings.resume is not None:
         return _named(Path(settings.resume))
     folder = out / name
     taken = [version for version in _versions(out, name) if version.exists()]
     if taken:
-        folder = out / f"{name}-{_number(taken[-1], name) + 1}"
+        folder = out / f"{name}-run{_number(taken[-1], name) + 1}"
     return Run(folder)
 
 
@@ -101,12 +106,13 @@ def _named(path: Path) -> Run:
 
 
 def _number(folder: Path, name: str) -> int:
-    suffix = folder.name.removeprefix(name)
-    return int(suffix[1:]) if suffix else 1
+    suffix = folder.name.removeprefix(Path(name).name)
+    return int(suffix.removeprefix("-run")) if suffix else 1
 
 
 def _versions(out: Path, name: str) -> list[Path]:
     """The runs of a name, oldest first; the first one even if it is not there yet."""
-    pattern = re.compile(re.escape(name) + r"-\d+")
-    later = [path for path in out.glob(f"{name}-*") if pattern.fullmatch(path.name)] if out.is_dir() else []
+    pattern = re.compile(re.escape(Path(name).name) + r"-run\d+")
+    folder = (out / name).parent
+    later = [path for path in folder.iterdir() if pattern.fullmatch(path.name)] if folder.is_dir() else []
     return [out / name, *sorted(later, key=lambda path: _number(path, name))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from visattn.registry import suggest
@@ -10,7 +11,7 @@ from visattn.registry import suggest
 LOWEST = {
     "batch_size": 1, "epochs": 1, "accumulate": 1, "num_nodes": 1, "image_size": 1, "num_classes": 2, "patience": 1,
     "workers": 0, "film_every": 0, "seed": 0, "mixup": 0, "cutmix": 0, "label_smoothing": 0, "weight_decay": 0,
-    "warmup_epochs": 0, "clip_grad": 0, "layer_decay": 0,
+    "warmup_epochs": 0, "clip_grad": 0,
 }  # fmt: skip
 
 
@@ -88,6 +89,10 @@ class Settings:
         for key, lowest in LOWEST.items():
             if getattr(self, key) is not None and getattr(self, key) < lowest:
                 raise ValueError(f"--{key.replace('_', '-')} must be at least {lowest}, got {getattr(self, key)}")
+        if self.name is not None and (Path(self.name).is_absolute() or ".." in Path(self.name).parts):
+            raise ValueError(f"--name {self.name!r} must be a folder below --out")
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            raise ValueError(f"--layer-decay is a factor above 0 and up to 1, got {self.layer_decay}")
         if self.label_smoothing >= 1:
             raise ValueError(f"--label-smoothing is a share below 1, got {self.label_smoothing}")
         if self.batch_size % 2 and (self.mixup > 0 or self.cutmix > 0):

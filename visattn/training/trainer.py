@@ -47,17 +47,18 @@ def create_trainer(
     """
     quiet()
     extra = dict(extra)
+    loggers = extra.pop("logger", None)
     progress = TrainingProgress()
     own: list[Callback] = [
         *([progress] if extra.get("enable_progress_bar", True) else []),
+        *([] if loggers is False else [LearningRateMonitor("step")]),
         *_recipe(settings),
         *callbacks,
         Interruption(run),
         Record(run, progress.finish_epoch),
     ]
-    theirs = extra.pop("callbacks", None) or []
-    loggers = extra.pop("logger", None) or []
-    plugins = extra.pop("plugins", None) or []
+    theirs = extra.pop("callbacks", None)
+    plugins = extra.pop("plugins", None)
     arguments = {
         "max_epochs": settings.epochs,
         "devices": devices(settings.devices),
@@ -77,18 +78,23 @@ def create_trainer(
     if arguments["strategy"] == SHARDED:
         arguments["strategy"] = Sharding(save_distributed_checkpoint=False)  # any number of processes can load it
     return Trainer(
-        callbacks=[*own, *(theirs if isinstance(theirs, list) else [theirs])],
-        logger=[
-            TensorBoardLogger(run.folder, name="tensorboard", version=""),
-            *(loggers if isinstance(loggers, list) else [loggers]),
-        ],
-        plugins=[SafeCheckpointIO(), *(plugins if isinstance(plugins, list) else [plugins])],
+        callbacks=[*own, *_others(theirs)],
+        logger=loggers is not False
+        and [TensorBoardLogger(run.folder, name="tensorboard", version=""), *_others(loggers)],
+        plugins=[SafeCheckpointIO(), *_others(plugins)],
         **arguments,
     )
 
 
+def _others(given: Any) -> list[Any]:
+    """What was given on top of our own: nothing, one or several."""
+    if given is None or given is True:
+        return []
+    return given if isinstance(given, list) else [given]
+
+
 def _recipe(settings: Settings) -> list[Callback]:
-    callbacks: list[Callback] = [LearningRateMonitor("step")]
+    callbacks: list[Callback] = []
     if settings.ema is not None:
         callbacks.append(EMAWeightAveraging(decay=settings.ema))
     if settings.patience is not None:
