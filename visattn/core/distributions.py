@@ -17,14 +17,28 @@ name             weights                                                     sou
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from visattn.registry import Registry
 
 Distribution = Callable[..., Tensor]
+
+
+def _overridable(distribution: Distribution) -> Distribution:
+    """Let whoever watches torch functions (:func:`visattn.capture`) see this one too, as it sees torch's softmax."""
+
+    @wraps(distribution)
+    def seen(energies: Tensor, dim: int = -1) -> Tensor:
+        if has_torch_function_unary(energies):
+            return handle_torch_function(seen, (energies,), energies, dim=dim)
+        return distribution(energies, dim)
+
+    return seen
 
 
 def _nothing_visible(energies: Tensor, dim: int) -> Tensor:
@@ -41,6 +55,7 @@ def softmax(energies: Tensor, dim: int = -1) -> Tensor:
     return torch.softmax(energies.masked_fill(blind, 0), dim).masked_fill(blind, 0)
 
 
+@_overridable
 def sigmoid(energies: Tensor, dim: int = -1) -> Tensor:  # noqa: ARG001  (one signature for all)
     """1 / (1 + exp(-e_i)); the weights do not sum to one."""
     return torch.sigmoid(energies)
@@ -87,6 +102,7 @@ def _projection(
     return torch.where(inside, energies - tau, 0).clamp_min(0), blind
 
 
+@_overridable
 def sparsemax(energies: Tensor, dim: int = -1) -> Tensor:
     """Euclidean projection of the energies onto the probability simplex.
 
@@ -97,6 +113,7 @@ def sparsemax(energies: Tensor, dim: int = -1) -> Tensor:
     return weights.masked_fill(blind, 0)
 
 
+@_overridable
 def entmax15(energies: Tensor, dim: int = -1) -> Tensor:
     """1.5-entmax, half way between softmax and sparsemax.
 
