@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from visattn.cli.pictures import create_film, draw_outcome
 from visattn.models import load_model, save_model
+from visattn.models.weights import model_weights
 from visattn.training.building import card, create_classifier, create_data, create_source
-from visattn.training.checkpoints import check_resumable, load_checkpoint, model_weights
+from visattn.training.checkpoints import check_resumable, load_checkpoint
 from visattn.training.interruption import Interrupted
 from visattn.training.parsing import parse
 from visattn.training.processes import PROBLEMS, announce, is_first, on_first_process, one_line, part

@@ -80,10 +80,12 @@ class ImageData(LightningDataModule):
         self.source, self.size, self.batch_size, self.seed = source, size, batch_size, seed
         self._check_batch(1)
         self.train_transform = training_transform(augment or source.augment, size)
+        self.crop_pct = crop_pct
         if source.size is None:
             self.val_transform = evaluation_transform(size, crop_pct)
         else:
-            self.val_transform = training_transform("none", size)  # all of it: there is nothing around the object
+            self.crop_pct = 1.0  # all of it: there is nothing around the object
+            self.val_transform = training_transform("none", size)
         self.mean, self.std = mean, std
         self.workers = workers
         self.skip_bad = on_bad_image == "skip"

@@ -150,7 +150,7 @@ def _is_identity(block: nn.Module, place: Place, like: Tensor) -> bool:
 def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
     """Run the network once, on an example or on an image of the size it says it was made for."""
     failure: Exception | None = None
-    for image in [example] if example is not None else list(_example_images(model)):
+    for image in [example] if example is not None else list(example_images(model)):
         try:
             return survey(model, image[:1].repeat(2, *[1] * (image.ndim - 1)))
         except Exception as error:  # a network can refuse an image in any way it likes
@@ -159,7 +159,7 @@ def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
     raise ValueError(f"the network could not be run ({failure}): {advice}") from failure
 
 
-def _example_images(model: nn.Module) -> Iterator[Tensor]:
+def example_images(model: nn.Module) -> Iterator[Tensor]:
     """Images of the sizes that a network may have been made for, most likely first."""
     config = getattr(model, "pretrained_cfg", None) or {}
     channels, height, width = config.get("input_size") or (3, 224, 224)

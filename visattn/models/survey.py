@@ -164,6 +164,23 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run a compiled module as it was written, so that hooks in it are called."""
+    compiled, model._compiled_call_impl = model._compiled_call_impl, None
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        model._compiled_call_impl = compiled
+
+
+def sharing_copy(model: nn.Module) -> nn.Module:
+    """A copy of a network's modules in evaluation mode, with the same tensors: nothing large is copied."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared).eval()
+
+
+@contextmanager
 def weightless(model: nn.Module) -> Iterator[None]:
     """Stand-ins without storage for all parameters and buffers inside, the real ones afterwards."""
     stand_ins: dict[Tensor, Tensor] = {}
@@ -195,7 +212,7 @@ def survey(model: nn.Module, example: Tensor) -> Survey:
     try:
         return _walk(shadow, torch.empty_like(example, device="meta"))
     except Exception:  # whatever a network does with values that are not there
-        return _walk(copy.deepcopy(model).eval(), example.detach().requires_grad_())
+        return _walk(sharing_copy(model), example.detach().requires_grad_())
 
 
 def _walk(model: nn.Module, example: Tensor) -> Survey:

@@ -112,6 +112,7 @@ def card(settings: Settings, source: Anything, data: ImageData) -> dict[str, Any
             "range": "RGB in 0..1, then (x - mean) / std",
             "mean": list(data.mean),
             "std": list(data.std),
+            "crop_pct": data.crop_pct,
         },
         "data": settings.data,
         "versions": {"visattn": visattn.__version__, "lightning": lightning.__version__},

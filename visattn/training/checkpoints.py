@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from visattn.files import replacing
+from visattn.models.weights import model_weights, read_tensors
 from visattn.training.settings import Settings
 
 
@@ -42,20 +41,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
 
 def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
     """A Lightning checkpoint as data; a file that wants to run code is refused."""
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"there is no checkpoint {str(path)!r}")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch asks for a bug report about pickles that are not its own
-            state = torch.load(path, map_location=map_location, weights_only=True)
-    except pickle.UnpicklingError:
-        raise ValueError(
-            f"refused to load {str(path)!r}: it is not a checkpoint of tensors and plain values, and could run code"
-        ) from None
-    except Exception as error:  # whatever the reader of a damaged file stumbles over
-        reason = (str(error).splitlines() or ["it ends too early"])[0]
-        raise ValueError(f"{str(path)!r} is not a whole checkpoint: {reason}") from None
+    state = read_tensors(path, map_location=map_location)
     if not isinstance(state, dict) or "state_dict" not in state:
         raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: it has no state_dict")
     return state
@@ -73,11 +59,3 @@ def check_resumable(state: Mapping[str, Any], model: nn.Module, settings: Settin
         raise ValueError(
             f"the run is in epoch {state['epoch'] + 1} already: --epochs {settings.epochs} is less than that"
         )
-
-
-def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The model's own weights in a checkpoint of :class:`visattn.training.Classifier`."""
-    prefix = "model."
-    return {
-        key.removeprefix(prefix): value for key, value in checkpoint["state_dict"].items() if key.startswith(prefix)
-    }

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from visattn.files import replacing
+from visattn.models.survey import uncompiled
 
 Look: TypeAlias = Callable[[nn.Module, Tensor], Tensor]  # (B, 3, H, W) -> heatmaps (B, H, W) in [0, 1]
 Draw: TypeAlias = Callable[[Path, NDArray[np.uint8], dict[int, NDArray[np.float32]]], None]
@@ -56,14 +55,3 @@ def read_frames(folder: Path, last: int) -> dict[int, NDArray[np.float32]]:
     """The frames of a run up to an epoch; those that a killed run made after it are left out."""
     files = {int(file.stem.removeprefix("epoch_")): file for file in sorted((folder / "film").glob("epoch_*.npy"))}
     return {epoch: np.load(file, allow_pickle=False) for epoch, file in files.items() if epoch <= last}
-
-
-@contextmanager
-def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run a compiled module as it was written, so that hooks in it are called."""
-    compiled, model._compiled_call_impl = model._compiled_call_impl, None
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        model._compiled_call_impl = compiled
