@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
-from matplotlib import colormaps
+from matplotlib import cm, colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 
 from visattn.files import replacing
 
 MAP = "inferno"  # perceptually uniform
 GREY = "0.35"
 DPI = 110
+
+Pixels = TypeVar("Pixels", NDArray[np.uint8], NDArray[np.float32])
 
 
 def short(name: str, width: int = 22) -> str:
@@ -23,20 +28,34 @@ def short(name: str, width: int = 22) -> str:
     >>> short("tench, Tinca tinca"), short("Staphylococcus_aureus_resistant_to_vancomycin", 21)
     ('tench', 'Staphyloco…vancomycin')
     """
-    name = name.split(",")[0]
-    half = (width - 1) // 2
-    return plain(name if len(name) <= width else f"{name[:half]}…{name[-half:]}")
+    return fit(name.split(",")[0], width)
+
+
+def fit(text: str, width: int) -> str:
+    """Text of at most `width` letters: of a longer one both ends.
+
+    >>> fit("DSC_2041 (copy), final.jpg", 15)
+    'DSC_204…nal.jpg'
+    """
+    half = max((width - 1) // 2, 1)
+    return plain(text if len(text) <= width else f"{text[:half]}…{text[-half:]}")
 
 
 def plain(text: str) -> str:
-    """Text that is no formula, whatever signs are in it."""
-    return text.replace("$", r"\$")
+    """Text on one line that is no formula, whatever signs are in it (a file name may hold any byte)."""
+    return " ".join(text.encode(errors="replace").decode().split()).replace("$", r"\$")
 
 
 def save(figure: Figure, path: Path) -> None:
     """Write a PNG, at once."""
     with replacing(path) as partial:
         figure.savefig(partial, format="png", dpi=DPI, facecolor="white")
+
+
+def save_pixels(pixels: NDArray[np.uint8], path: Path) -> None:
+    """Write an image (H, W, 3) as PNG, at once."""
+    with replacing(path) as partial:
+        Image.fromarray(pixels).save(partial, format="png")
 
 
 def overlay(image: NDArray[np.uint8], heatmap: NDArray[np.float32], opacity: float = 0.6) -> NDArray[np.uint8]:
@@ -48,7 +67,39 @@ def overlay(image: NDArray[np.uint8], heatmap: NDArray[np.float32], opacity: flo
 
 def show(axes: Axes, image: NDArray[np.uint8], title: str = "", colour: str = "black") -> None:
     """An image without ticks."""
-    axes.imshow(image, interpolation="nearest")
+    axes.imshow(image)  # matplotlib keeps the pixels of what it enlarges and smooths what it shrinks
     axes.set_axis_off()
     if title:
         axes.set_title(title, fontsize=9, color=colour, pad=3)
+
+
+def show_heatmap(
+    axes: Axes,
+    image: NDArray[np.uint8],
+    heatmap: NDArray[np.float32],
+    title: str = "",
+    mask: NDArray[Any] | None = None,
+) -> None:
+    """A heatmap over its image, with the outline of a mask; an empty one says so."""
+    show(axes, overlay(image, heatmap), title)
+    if heatmap.max() == 0:
+        axes.text(0.5, 0.03, "nothing found", transform=axes.transAxes, ha="center", fontsize=8, color="white")
+    if mask is not None and mask.min() < 0.5 < mask.max():
+        axes.contour(mask, levels=[0.5], colors="white", linewidths=0.8)
+
+
+def colour_bar(figure: Figure, label: str, **place: Any) -> None:
+    """What the colours of a heatmap mean; `place` is where, as in ``Figure.colorbar``."""
+    bar = figure.colorbar(cm.ScalarMappable(Normalize(0, 1), MAP), ticks=[0, 0.5, 1], **place)
+    bar.set_label(label, fontsize=8, color=GREY)
+    bar.ax.tick_params(labelsize=8, colors=GREY)
+
+
+def shrunk(pixels: Pixels, longest: int) -> Pixels:
+    """An image or a heatmap whose longer side has at most `longest` pixels."""
+    height, width = pixels.shape[:2]
+    if max(height, width) <= longest:
+        return pixels
+    scale = longest / max(height, width)
+    size = (max(round(width * scale), 1), max(round(height * scale), 1))
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR))

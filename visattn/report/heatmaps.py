@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib import cm
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from visattn.report.figures import GREY, MAP, overlay, plain, save, short, show
+from visattn.report.figures import colour_bar, overlay, plain, save, short, show, show_heatmap
 
 RIGHT, WRONG = "#1a7f37", "#c1121f"
 
@@ -64,15 +62,8 @@ def draw_heatmaps(
         left.title.set_horizontalalignment("left")
         left.title.set_x(0)
         left.title.set_in_layout(False)  # a long one may run on over the heatmap's column
-        show(right, overlay(image, heatmap), " ")
-        if heatmap.max() == 0:
-            right.text(0.5, 0.03, "nothing found", transform=right.transAxes, ha="center", fontsize=8, color="white")
-        if masks is not None:
-            right.contour(masks[number], levels=[0.5], colors="white", linewidths=0.8)
-    scale = cm.ScalarMappable(Normalize(0, 1), MAP)
-    bar = figure.colorbar(scale, ax=grid, fraction=0.02, pad=0.01, ticks=[0, 0.5, 1])
-    bar.set_label("evidence for the answer (largest = 1)", fontsize=8, color=GREY)
-    bar.ax.tick_params(labelsize=8, colors=GREY)
+        show_heatmap(right, image, heatmap, " ", None if masks is None else masks[number])
+    colour_bar(figure, "evidence for the answer (largest = 1)", ax=grid, fraction=0.02, pad=0.01)
     save(figure, path)
 
 

@@ -1,0 +1,120 @@
+"""One HTML file in which a person switches between methods, and asks patches what they attend to."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from numpy.typing import NDArray
+from PIL import Image
+
+from visattn.files import replacing
+from visattn.report.figures import shrunk
+from visattn.report.views import Relation, Subject, methods_of
+
+MAPS = ("inferno", "viridis", "magma", "cividis")  # perceptually uniform
+PHOTO, HEATMAP = 1280, 512  # pixels of the longer side, at most
+LOSSLESS = 50_000  # letters that an image without loss may have, even if a JPEG has fewer
+WEIGHTS = 1_000_000  # of one layer, at most
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def write_page(path: Path, subjects: Sequence[Subject], title: str) -> None:
+    """Write a page that holds everything it shows, and opens from disk without a network.
+
+    Args:
+        path: of the HTML file.
+        subjects: the images; photographs are embedded with at most 1280 pixels a side, heatmaps with 512.
+        title: of the page.
+    """
+    data = {
+        "title": title,
+        "methods": methods_of(subjects),
+        "maps": {name: _text((255 * colormaps[name](range(256))[:, :3]).round()) for name in MAPS},
+        "subjects": [_subject(subject) for subject in subjects],
+    }
+    # In a script element only "<" can end or change it, so that no name can; other letters are escaped by json.
+    page = _TEMPLATE.read_text(encoding="utf-8").replace("{{ data }}", json.dumps(data).replace("<", r"\u003c"))
+    with replacing(path) as partial:
+        partial.write_text(page, encoding="utf-8")
+
+
+def _subject(subject: Subject) -> dict[str, Any]:
+    views = {
+        view.method: {
+            "target": view.target,
+            "note": view.note,
+            "empty": bool(view.heatmap.max() == 0),
+            "heatmap": _picture((255 * shrunk(view.heatmap, HEATMAP)).round().astype(np.uint8), "png"),
+        }
+        for view in subject.views
+    }
+    photo = shrunk(subject.image, PHOTO)
+    jpeg, png = _picture(photo, "jpeg"), _picture(photo, "png")
+    return {
+        "name": subject.name,
+        "said": subject.said,
+        "image": png if len(png) < max(len(jpeg), LOSSLESS) else jpeg,
+        "views": views,
+        "relations": [_relation(relation) for relation in subject.relations],
+    }
+
+
+def _relation(relation: Relation) -> dict[str, Any]:
+    weights, query_grid, key_grid, factor = pooled(relation)
+    weights = np.maximum(weights, 0)
+    largest = weights.max(1, keepdims=True)
+    scaled = 255 * weights / np.where(largest > 0, largest, 1)
+    return {
+        "name": relation.name,
+        "queries": query_grid,
+        "keys": key_grid,
+        "pooled": factor,
+        "weights": _text(scaled.round()),
+        "largest": base64.b64encode(largest.astype("<f4").tobytes()).decode(),
+    }
+
+
+def pooled(relation: Relation) -> tuple[NDArray[np.float32], tuple[int, int], tuple[int, int], int]:
+    """The weights with patches averaged so that at most a million remain, their two grids, and the factor."""
+    grids = [*relation.query_grid, *relation.key_grid]
+    factor = 1
+    while np.prod([-(-side // factor) for side in grids]) > WEIGHTS:
+        factor += 1
+    if factor == 1:
+        return relation.weights, relation.query_grid, relation.key_grid, 1
+    means = [_means(side, -(-side // factor)) for side in grids]
+    weights = np.einsum("ijkl,ai,bj,ck,dl->abcd", relation.weights.reshape(grids), *means, optimize=True)
+    a, b, c, d = weights.shape
+    return weights.reshape(a * b, c * d), (a, b), (c, d), factor
+
+
+def _means(count: int, cells: int) -> NDArray[np.float32]:
+    """(cells, count): averages of `count` patches over as wide cells, of which the outer ones cut through patches.
+
+    >>> _means(4, 2)
+    array([[0.5, 0.5, 0. , 0. ],
+           [0. , 0. , 0.5, 0.5]], dtype=float32)
+    """
+    edges = np.arange(cells + 1)[:, None] * count / cells
+    covered = np.clip(edges - np.arange(count), 0, 1)  # how much of each patch lies before each edge
+    return (np.diff(covered, axis=0) * cells / count).astype(np.float32)
+
+
+def _text(numbers: NDArray[Any]) -> str:
+    """Whole numbers from 0 to 255, as base64."""
+    return base64.b64encode(numbers.astype(np.uint8).tobytes()).decode()
+
+
+def _picture(pixels: NDArray[np.uint8], kind: str) -> str:
+    """A data address of an image."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, kind, quality=90)
+    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"

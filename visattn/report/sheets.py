@@ -1,0 +1,279 @@
+"""Many pictures of one kind on one sheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
+from numpy.typing import NDArray
+
+from visattn.report.figures import DPI, GREY, MAP, colour_bar, fit, save, short, show, show_heatmap, shrunk
+from visattn.report.views import Channels, Fixations, Subject, methods_of
+
+ROWS = 12  # images on one sheet
+LINE = 12  # heatmaps beside the image in one line of a strip
+BLOCKS = 16  # channel gates in one picture
+EDGE, GAP, BAR = 0.15, 0.1, 0.9  # inches: margin, space between cells, space for the colour bar
+TITLE, LABEL = 0.42, 0.22  # inches: height of the title and of a line of text
+LETTER = 0.072  # inches: width of a letter of 8 points
+
+
+class Sheet:
+    """A figure on which things have a place in inches, counted from the upper left corner."""
+
+    def __init__(self, width: float, height: float, title: str) -> None:
+        self.width = round(DPI * max(width, 4.5)) / DPI  # room for a title; whole pixels
+        self.height = round(DPI * height) / DPI
+        self.figure = Figure(figsize=(self.width, self.height), dpi=DPI)
+        self.text(EDGE, TITLE / 2, fit(title, int((self.width - 2 * EDGE) / LETTER * 8 / 11)), size=11)
+
+    def axes(self, x: float, y: float, width: float, height: float) -> Axes:
+        """Axes whose upper left corner is at (x, y), on whole pixels."""
+        left, top, right, bottom = (round(DPI * edge) / DPI for edge in (x, y, x + width, y + height))
+        place = (left / self.width, 1 - bottom / self.height, (right - left) / self.width, (bottom - top) / self.height)
+        return self.figure.add_axes(place)
+
+    def text(self, x: float, y: float, text: str, size: float = 8, colour: str = "black", align: str = "left") -> None:
+        """One line of text; (x, y) is the middle of its beginning, or of the whole with ``align="center"``."""
+        place = (x / self.width, 1 - y / self.height)
+        self.figure.text(*place, text, fontsize=size, color=colour, ha=align, va="center")
+
+    def bar(self, x: float, y: float, height: float) -> None:
+        """The colour bar."""
+        colour_bar(self.figure, "largest = 1", cax=self.axes(x, y, 0.13, height))
+
+    def save(self, path: Path) -> None:
+        """Write the PNG."""
+        for axes in self.figure.axes:
+            axes.set_aspect("auto")  # each has the shape of its image already, but for a fraction of a pixel
+        save(self.figure, path)
+
+
+def _fitted(image: NDArray[np.uint8], width: float, height: float) -> tuple[float, float]:
+    """Size of an image that fits into a box and keeps its aspect ratio."""
+    scale = min(width / image.shape[1], height / image.shape[0])
+    return image.shape[1] * scale, image.shape[0] * scale
+
+
+def draw_comparison(
+    path: Path,
+    subjects: Sequence[Subject],
+    title: str,
+    masks: Sequence[NDArray[np.bool_] | None] | None = None,
+) -> list[Path]:
+    """What all methods say of all images: a row per image, a column per method.
+
+    Args:
+        path: of the PNG; after twelve images follow ``name-2.png``, ``name-3.png``, ...
+        subjects: the images.
+        title: of the picture.
+        masks: (H, W) for each image, the truth about where the object is, drawn as an outline.
+
+    Returns:
+        the files written.
+    """
+    masks = masks or [None] * len(subjects)
+    methods = methods_of(subjects)
+    sheets = -(-len(subjects) // ROWS)
+    paths = [path if page == 0 else path.with_stem(f"{path.stem}-{page + 1}") for page in range(sheets)]
+    for page, file in enumerate(paths):
+        rows = slice(page * ROWS, (page + 1) * ROWS)
+        numbered = f"{title} ({page + 1} of {sheets})" if sheets > 1 else title
+        _comparison(subjects[rows], masks[rows], methods, numbered).save(file)
+    return paths
+
+
+def _comparison(
+    subjects: Sequence[Subject],
+    masks: Sequence[NDArray[np.bool_] | None],
+    methods: Sequence[str],
+    title: str,
+) -> Sheet:
+    cell, tallest = 2.0, 2.4
+    letters = int(cell / LETTER)
+    sizes = [_fitted(subject.image, cell, tallest) for subject in subjects]
+    captions = [1 if any(view.target or view.note for view in subject.views) else 0 for subject in subjects]
+    content = sum(LABEL + height + LABEL * lines + GAP for (_, height), lines in zip(sizes, captions, strict=True))
+    columns = 1 + len(methods)
+    top = TITLE + LABEL
+    sheet = Sheet(EDGE + columns * (cell + GAP) + BAR, top + content + EDGE, title)
+    lefts = [EDGE + column * (cell + GAP) for column in range(columns)]
+    for left, heading in zip(lefts, ["image", *methods], strict=True):
+        sheet.text(left + cell / 2, TITLE + LABEL / 2, fit(heading, letters * 8 // 9), 9, align="center")
+    sheet.bar(lefts[-1] + cell + GAP, top + LABEL, min(sizes[0][1], tallest))
+
+    for subject, mask, (width, height), lines in zip(subjects, masks, sizes, captions, strict=True):
+        half = int(sheet.width / LETTER / 2 * 8 / 9) - 4
+        label = f"{fit(subject.name, half)}  ·  {short(subject.answer, half)} {subject.probability:.0%}"
+        sheet.text(EDGE, top + LABEL / 2, label, 9)
+        top += LABEL
+        pixels = round(DPI * max(width, height))
+        image = shrunk(subject.image, pixels)
+        outline = None if mask is None else shrunk(mask.astype(np.float32), pixels)
+        show(sheet.axes(lefts[0] + (cell - width) / 2, top, width, height), image)
+        views = {view.method: view for view in subject.views}
+        for left, method in zip(lefts[1:], methods, strict=True):
+            axes = sheet.axes(left + (cell - width) / 2, top, width, height)
+            if method not in views:
+                axes.set(xticks=[], yticks=[], facecolor="0.95")
+                axes.spines[:].set_visible(False)
+                axes.text(
+                    0.5, 0.5, "not made", transform=axes.transAxes, ha="center", va="center", fontsize=8, color=GREY
+                )
+                continue
+            view = views[method]
+            show_heatmap(axes, image, shrunk(view.heatmap, pixels), mask=outline)
+            caption = "; ".join(filter(None, (view.target, view.note)))
+            sheet.text(left + cell / 2, top + height + LABEL / 2, fit(caption, letters), colour=GREY, align="center")
+        top += height + LABEL * lines + GAP
+    return sheet
+
+
+def draw_grid(
+    path: Path,
+    image: NDArray[np.uint8],
+    maps: Mapping[str, NDArray[np.float32] | None],
+    title: str,
+    columns: int | None = None,
+) -> None:
+    """Many heatmaps of one image, which stands left of them.
+
+    Args:
+        path: of the PNG.
+        image: (H, W, 3).
+        maps: heatmaps (H, W) in [0, 1] by label, row by row; the place of a missing one (None) stays empty.
+        title: of the picture.
+        columns: heatmaps per row, such as the heads of a layer; by default as many as make the grid nearly square.
+    """
+    if columns is None:
+        columns = max(1, math.ceil(math.sqrt(len(maps) * image.shape[0] / image.shape[1])))
+    box = 1.2 if columns > 6 else 1.7
+    width, height = _fitted(image, box, box * 1.2)
+    labels = ["image", *(label for label, heatmap in maps.items() if heatmap is not None)]
+    box = max(width, min(box, LETTER * max(map(len, labels))))  # as wide as the label if that is wider
+    step_x, step_y = box + GAP / 2, height + LABEL + GAP / 2
+    rows = -(-len(maps) // columns)
+    sheet = Sheet(EDGE + (1 + columns) * step_x + BAR, TITLE + rows * step_y + EDGE, title)
+    pixels = round(DPI * max(width, height))
+    small = shrunk(image, pixels)
+    cells: list[tuple[int, int, str, NDArray[np.float32] | None]] = [(0, 0, "image", None)]
+    cells += [(n // columns, 1 + n % columns, label, each) for n, (label, each) in enumerate(maps.items())]
+    for row, column, label, heatmap in cells:
+        if heatmap is None and column > 0:
+            continue
+        left, top = EDGE + column * step_x, TITLE + row * step_y
+        sheet.text(left + box / 2, top + LABEL / 2, fit(label, int(box / LETTER)), align="center")
+        axes = sheet.axes(left + (box - width) / 2, top + LABEL, width, height)
+        if heatmap is None:
+            show(axes, small)
+        else:
+            show_heatmap(axes, small, shrunk(heatmap, pixels))
+    sheet.bar(EDGE + (1 + columns) * step_x + GAP / 2, TITLE + LABEL, min((rows - 1) * step_y + height, 2.5))
+    sheet.save(path)
+
+
+def draw_strip(path: Path, image: NDArray[np.uint8], frames: dict[str, NDArray[np.float32]], title: str) -> None:
+    """How a heatmap develops, such as with the depth of a rollout: the image, then the frames from left to right.
+
+    Args:
+        path: of the PNG.
+        image: (H, W, 3).
+        frames: heatmaps (H, W) in [0, 1] by label; a new line begins after twelve.
+        title: of the picture.
+    """
+    draw_grid(path, image, frames, title, columns=min(len(frames), LINE))
+
+
+def draw_channels(path: Path, channels: Sequence[Channels], title: str) -> None:
+    """The weights of channel gates, a row per block; of more than sixteen blocks the first sixteen.
+
+    Args:
+        path: of the PNG.
+        channels: one per block.
+        title: of the picture.
+    """
+    shown = channels[:BLOCKS]
+    if len(channels) > BLOCKS:
+        title = f"{title} (first {BLOCKS} of {len(channels)} blocks)"
+    left, width, height, right = 0.55, 8.6, 0.85, 1.25
+    step = height + 0.5
+    sheet = Sheet(left + width + right, TITLE + step * len(shown) + 0.2, title)
+    for row, gate in enumerate(shown):
+        top = TITLE + row * step + LABEL
+        count = len(gate.weights)
+        mean = gate.weights.mean()
+        axes = sheet.axes(left, top, width, height)
+        thickness = max(0.7 * 72 * width / count, 0.6)  # points
+        axes.vlines(np.arange(count), 0, gate.weights, colormaps[MAP](0.45), linewidth=thickness, capstyle="butt")
+        axes.axhline(mean, color="black", linewidth=0.9, linestyle="--")
+        axes.set_xlim(-0.5, count - 0.5)
+        axes.set_ylim(min(0, gate.weights.min()), max(1, gate.weights.max()))
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        sheet.text(left, top - LABEL / 2, f"{fit(gate.name, 80)}  ·  {count} channels", 9)
+        sheet.text(left + width + 0.1, top + height / 2 - 0.09, f"mean {mean:.3f}", 9)
+        span = f"{gate.weights.min():.2f} to {gate.weights.max():.2f}"
+        sheet.text(left + width + 0.1, top + height / 2 + 0.09, span, colour=GREY)
+    sheet.save(path)
+
+
+def draw_fixations(path: Path, image: NDArray[np.uint8], fixations: Fixations, title: str) -> None:
+    """Where a model looked, one glimpse after the other, and what it saw of the image in all.
+
+    Args:
+        path: of the PNG.
+        image: (H, W, 3).
+        fixations: the glimpses.
+        title: of the picture.
+    """
+    width, height = _fitted(image, 4.4, 4.4)
+    sheet = Sheet(2 * (width + EDGE) + EDGE, TITLE + LABEL + height + EDGE, title)
+    rows, columns = image.shape[:2]
+    centres = (fixations.points + 1) / 2 * (columns, rows)  # in pixels, 0 is the edge of the first one
+    seen = np.zeros((rows, columns), dtype=bool)
+    for x, y in centres:
+        across = np.abs(np.arange(columns) + 0.5 - x) <= fixations.size[0] / 2
+        down = np.abs(np.arange(rows) + 0.5 - y) <= fixations.size[1] / 2
+        seen |= down[:, None] & across
+    darkened = np.where(seen[..., None], image, image // 4)
+
+    count = len(centres)
+    labels = [f"{count} glimpse{'s' if count != 1 else ''}", f"seen: {seen.mean():.0%} of the image"]
+    panels = []
+    for number, (picture, label) in enumerate(zip((image, darkened), labels, strict=True)):
+        x = EDGE + number * (width + EDGE)
+        sheet.text(x, TITLE + LABEL / 2, label, 9)
+        axes = sheet.axes(x, TITLE + LABEL, width, height)
+        axes.imshow(picture, extent=(0, columns, rows, 0))
+        axes.set_axis_off()
+        panels.append(axes)
+    _path(panels[0], centres, fixations.size)
+    sheet.save(path)
+
+
+def _path(axes: Axes, centres: NDArray[np.float64], size: tuple[float, float]) -> None:
+    """Numbered boxes and the arrows between them, from dark to bright."""
+    colours = colormaps["plasma"](np.linspace(0.1, 1, len(centres)))
+    halo = [withStroke(linewidth=3.2, foreground="white")]
+    arrow = {"arrowstyle": "-|>", "linewidth": 1.6, "shrinkA": 7, "shrinkB": 8, "path_effects": halo}
+    visits: dict[tuple[float, float], list[int]] = {}
+    for number, ((x, y), colour) in enumerate(zip(centres.tolist(), colours, strict=True)):
+        corner = (x - size[0] / 2, y - size[1] / 2)
+        axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=colour, linewidth=1.8, path_effects=halo))
+        if number > 0:
+            axes.annotate("", (x, y), tuple(centres[number - 1]), zorder=3, arrowprops={**arrow, "color": colour})
+        visits.setdefault((x, y), []).append(number)
+    for (x, y), numbers in visits.items():
+        red, green, blue, _ = colour = colours[numbers[-1]]
+        axes.text(
+            x, y, ", ".join(str(number + 1) for number in numbers), ha="center", va="center", zorder=4,
+            fontsize=8, fontweight="bold", color="white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black",
+            bbox={"boxstyle": "circle" if len(numbers) == 1 else "round", "facecolor": colour, "edgecolor": "white"},
+        )  # fmt: skip

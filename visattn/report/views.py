@@ -1,0 +1,124 @@
+"""What pictures are made from: one image, and all that was found out about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class View:
+    """One method's answer for one image.
+
+    Args:
+        method: its name.
+        heatmap: (H, W) in [0, 1], as large as the image; all zero when the method found nothing.
+        note: a remark of a few words.
+        target: what the heatmap explains, such as "tabby 71%"; empty when the method knows no classes.
+    """
+
+    method: str
+    heatmap: NDArray[np.float32]
+    note: str = ""
+    target: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.heatmap.min() >= 0 and self.heatmap.max() <= 1):
+            low, high = self.heatmap.min(), self.heatmap.max()
+            raise ValueError(f"the heatmap of {self.method!r} goes from {low:g} to {high:g}, not from 0 to 1")
+
+
+@dataclass(frozen=True)
+class Relation:
+    """What every query patch attends to, in one layer.
+
+    Args:
+        name: of the layer.
+        weights: (Nq, Nk), heads averaged; a negative weight is shown as 0.
+        query_grid: (rows, columns) of the query patches, which cover the image row by row.
+        key_grid: (rows, columns) of the key patches.
+    """
+
+    name: str
+    weights: NDArray[np.float32]
+    query_grid: tuple[int, int]
+    key_grid: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        shape = (int(np.prod(self.query_grid)), int(np.prod(self.key_grid)))
+        if self.weights.shape != shape:
+            raise ValueError(
+                f"the weights of {self.name!r} have shape {self.weights.shape}; "
+                f"queries {self.query_grid} and keys {self.key_grid} need {shape}"
+            )
+
+
+@dataclass(frozen=True)
+class Channels:
+    """A channel gate of one block: `weights` (C,)."""
+
+    name: str
+    weights: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Fixations:
+    """Where a model with glimpses looked.
+
+    Args:
+        points: (T, 2), the centres (x, y) of the glimpses in the order of time: -1 is the left or upper edge of the
+            image, 1 its right or lower edge.
+        size: (width, height) of a glimpse in pixels of the image.
+    """
+
+    points: NDArray[np.float32]
+    size: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One image with everything made of it.
+
+    Args:
+        name: of the file.
+        image: (H, W, 3).
+        answer: the class the model chose.
+        probability: that the model gave to it.
+        views: at most one per method.
+        relations: one per layer.
+        channels: one per block.
+        fixations: of a model with glimpses.
+    """
+
+    name: str
+    image: NDArray[np.uint8]
+    answer: str
+    probability: float
+    views: tuple[View, ...]
+    relations: tuple[Relation, ...] = ()
+    channels: tuple[Channels, ...] = ()
+    fixations: Fixations | None = None
+
+    def __post_init__(self) -> None:
+        for view in self.views:
+            if view.heatmap.shape != self.image.shape[:2]:
+                raise ValueError(
+                    f"{self.name!r} has shape {self.image.shape[:2]}, "
+                    f"its heatmap of {view.method!r} has {view.heatmap.shape}"
+                )
+        methods = [view.method for view in self.views]
+        if len(set(methods)) < len(methods):
+            raise ValueError(f"{self.name!r} has two views of the same method: {methods}")
+
+    @property
+    def said(self) -> str:
+        """The answer and its probability."""
+        return f"{self.answer} {self.probability:.0%}"
+
+
+def methods_of(subjects: Sequence[Subject]) -> list[str]:
+    """All methods, in the order in which they are first seen."""
+    return list(dict.fromkeys(view.method for subject in subjects for view in subject.views))
