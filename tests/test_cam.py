@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+import pytorch_grad_cam
 import timm
 import torch
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
 import visattn
-from visattn.explain import grad_cam, look_at
+from visattn.heatmaps import grad_cam, look_at
+from visattn.heatmaps.cam import PACKAGE
 
 
 def reshape(prefix):
@@ -45,6 +47,74 @@ def test_equals_the_grad_cam_package(name):
             rescaled = (one - one.min()) / (one.max() - one.min())  # as the package does it
             np.testing.assert_allclose(rescaled, other, atol=0.02)
     assert seen >= 3
+
+
+@pytest.mark.parametrize("method", PACKAGE)
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
+def test_every_method_equals_the_grad_cam_package(name, method, capsys):
+    """The package is told by hand what the adapter finds out by itself."""
+    torch.manual_seed(0)
+    size, transform = MODELS[name]
+    model = timm.create_model(name, num_classes=7).eval()
+    images = torch.rand(2, 3, size, size)
+    if name == "test_vit" and method == "ablationcam":
+        return  # the package sets signed channels to minus ten million, the adapter to zero as the paper does
+    ours = visattn.explain(model, images, method, target=[1, 4])
+    layer = model.get_submodule(look_at(model, images).name)
+    with getattr(pytorch_grad_cam, PACKAGE[method])(model, [layer], reshape_transform=transform) as package:
+        theirs = package(images, [ClassifierOutputTarget(each) for each in (1, 4)])
+    assert ours.layers == (look_at(model, images).name,)
+    for one, other in zip(ours.heatmap.numpy(), theirs, strict=True):
+        np.testing.assert_allclose(one, other, atol=0.02)
+    capsys.readouterr()  # the package's progress bars
+
+
+def test_no_progress_bars(capsys):
+    model = timm.create_model("test_resnet").eval()
+    for method in ("scorecam", "ablationcam"):
+        visattn.explain(model, torch.rand(1, 3, 64, 64), method)
+    assert capsys.readouterr().err == ""
+
+
+def test_ablation_is_the_drop_of_the_score_when_a_channel_is_zero():
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", num_classes=5).eval()
+    images = torch.rand(1, 3, 160, 160)
+    place = look_at(model, images)
+    kept = []
+
+    def zero(channel):
+        def hook(_module, _args, output):
+            kept.append(output)
+            changed = output.clone()
+            changed[:, 1:, channel] = 0  # patches only: the class token is no part of the map
+            return changed
+
+        return hook
+
+    module = model.get_submodule(place.name)
+    with torch.no_grad():
+        score = model(images)[0, 2]
+        scores = []
+        for channel in range(place.layout.channels):
+            handle = module.register_forward_hook(zero(channel))
+            scores.append(model(images)[0, 2])
+            handle.remove()
+    weights = (score - torch.stack(scores)) / score
+    expected = torch.einsum("c,nc->n", weights, kept[0][0, 1:]).clamp(min=0)
+    found = visattn.explain(model, images, "ablationcam", target=2).raw
+    torch.testing.assert_close(found.flatten(), expected, atol=1e-4, rtol=1e-3)
+
+
+def test_another_layer_by_name():
+    model = timm.create_model("test_resnet").eval()
+    e = visattn.explain(model, torch.rand(1, 3, 96, 64), "gradcam", layer="layer1")
+    assert e.layers == ("layer1",)
+    assert e.raw.shape == (1, 24, 16)
+    with pytest.raises(ValueError, match="no 'layer9' here"):
+        visattn.explain(model, torch.rand(1, 3, 96, 64), "gradcam", layer="layer9")
+    with pytest.raises(ValueError, match="name one"):
+        visattn.explain(model, torch.rand(1, 3, 96, 64), "gradcam", layer="layer?")
 
 
 def test_the_place_of_a_class_token_model_has_a_say_in_the_output():

@@ -1,6 +1,7 @@
 """Attention for computer vision: plug-in blocks, any of them in any backbone, trained and made visible."""
 
 from visattn.blocks import create_block, list_blocks, register_block
+from visattn.heatmaps import capture, explain, list_methods
 from visattn.models import attach, create_model, detach, load_model, load_state_dict
 
 __version__ = "0.1.0"
@@ -8,10 +9,13 @@ __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "attach",
+    "capture",
     "create_block",
     "create_model",
     "detach",
+    "explain",
     "list_blocks",
+    "list_methods",
     "load_model",
     "load_state_dict",
     "register_block",

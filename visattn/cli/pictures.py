@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.data.datamodule import Examples, ImageData
-from visattn.explain import grad_cam, look_at
+from visattn.heatmaps import grad_cam, look_at
 from visattn.models.survey import evaluating
 from visattn.report.curves import draw_confusion, draw_curves, read_confusion
 from visattn.report.heatmaps import Answer, draw_film, draw_heatmaps

@@ -1,0 +1,281 @@
+"""One call for every method: arguments, results, files, and which methods fit which model."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+
+import visattn
+from tests.models import model_and_images
+from visattn.heatmaps import METHODS
+from visattn.heatmaps.cam import PACKAGE
+from visattn.heatmaps.scaling import to_heatmap
+
+
+@pytest.fixture(scope="module")
+def vit():
+    return model_and_images("test_vit", number=2)
+
+
+@pytest.fixture(scope="module")
+def cnn():
+    torch.manual_seed(0)
+    model = visattn.attach(timm.create_model("test_resnet", num_classes=10).eval(), "cbam", init="paper")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return model, torch.rand(2, 3, 64, 96)
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("kind", ["vit", "cnn"])
+def test_every_method_gives_heatmaps_or_a_reason(method, kind, request):
+    model, images = request.getfixturevalue(kind)
+    possible = visattn.list_methods(model, images)
+    assert {*possible} | {*possible.reasons} == {*METHODS}
+    if method not in possible:
+        with pytest.raises(ValueError, match=f"^{method.replace('+', '.')} does not work on this .*: "):
+            visattn.explain(model, images, method)
+        return
+    e = visattn.explain(model, images, method)
+    assert e.method == method
+    assert e.heatmap.shape == (2, *images.shape[-2:])
+    assert e.heatmap.dtype == torch.float32
+    assert (e.heatmap.amin((1, 2)) == 0).all()
+    least = 0 if method in PACKAGE else 1  # an untrained network may have nothing to say for a class
+    assert ((e.heatmap.amax((1, 2)) == 1) | (e.heatmap.amax((1, 2)) == least)).all()
+    assert e.raw.shape[0] == 2
+    assert (e.raw >= 0).all()
+    assert e.target == tuple(model(images).argmax(1).tolist())
+    assert not e.heatmap.requires_grad
+
+
+def test_which_methods_fit():
+    assert set(METHODS) == {
+        *("attention", "rollout", "grad_rollout", "chefer", "legrad", "gates", "glimpses"),
+        *("gradcam", "gradcam++", "hirescam", "xgradcam", "layercam", "eigencam", "scorecam", "ablationcam"),
+        *("random", "center", "input_gradient", "edge"),
+    }
+    methods = visattn.list_methods(timm.create_model("test_resnet"))
+    assert "gradcam" in methods
+    assert "rollout" not in methods
+    assert methods.reasons["rollout"] == "the model has no attention between tokens"
+    assert "not gates: it has no visattn block" in str(methods)
+    coat = visattn.list_methods(timm.create_model("coat_tiny"))
+    assert "attention" in coat
+    assert "rollout has no meaning" in coat.reasons["rollout"]
+
+
+def test_one_image_or_a_batch(vit):
+    model, images = vit
+    one, batch = visattn.explain(model, images[0]), visattn.explain(model, images)
+    assert one.heatmap.shape == (1, 160, 160)
+    torch.testing.assert_close(one.heatmap[0], batch.heatmap[0], atol=1e-3, rtol=0)
+
+
+def test_targets_by_index_name_and_list(vit):
+    model, images = vit
+    names = [f"class {letter}, synonym {letter}" for letter in "abcdefghij"]
+    expected = visattn.explain(model, images, "chefer", target=[3, 7])
+    for target in (["class d", "synonym h"], torch.tensor([3, 7]), [3, "7"], ("Class_D", names[7])):
+        e = visattn.explain(model, images, "chefer", target=target, classes=names)
+        assert e.target == (3, 7)
+        assert e.names == [names[3], names[7]]
+        assert torch.equal(e.heatmap, expected.heatmap)
+    one = visattn.explain(model, images, "chefer", target=3)
+    assert one.target == (3, 3)
+    assert torch.equal(one.heatmap[0], expected.heatmap[0])
+    assert not torch.equal(one.heatmap[1], expected.heatmap[1])
+    assert e.probability == pytest.approx(model(images).softmax(1)[[0, 1], [3, 7]].tolist())
+
+
+def test_imagenet_names_are_known():
+    model, images = timm.create_model("test_resnet"), torch.rand(1, 3, 64, 64)
+    assert visattn.explain(model, images, "gradcam", target="tabby").target == (281,)
+    with pytest.raises(ValueError, match="'crane' is the name of classes 134 and 517: give the number"):
+        visattn.explain(model, images, "gradcam", target="crane")
+    with pytest.raises(ValueError, match="unknown class 'tabbby': did you mean 'tabby'"):
+        visattn.explain(model, images, "gradcam", target="tabbby")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"method": "rolout"}, ValueError, "unknown method 'rolout': did you mean 'rollout'"),
+        ({"target": 10}, ValueError, "class 10 is out of range: the model has classes 0 to 9"),
+        ({"target": -1}, ValueError, "out of range"),
+        ({"target": [1]}, ValueError, "1 targets for 2 images"),
+        ({"target": "dog"}, ValueError, "give classes="),
+        ({"x": torch.zeros(0, 3, 160, 160)}, ValueError, "empty batch"),
+        ({"x": torch.zeros(2, 3, 160, 160, dtype=torch.uint8)}, TypeError, r"got torch.uint8 \(2, 3, 160, 160\)"),
+        ({"x": torch.zeros(160, 160)}, TypeError, r"got torch.float32 \(160, 160\)"),
+        ({"x": "cat.jpg"}, TypeError, "got str"),
+        ({"model": "vit"}, TypeError, "a network is needed, got str"),
+        ({"layer": "blocks.0"}, TypeError, "has no option 'layer'"),
+    ],
+)
+def test_wrong_arguments(vit, change, error, message):
+    model, images = vit
+    with pytest.raises(error, match=message):
+        visattn.explain(**{"model": model, "x": images, **change})
+
+
+def test_files(vit, tmp_path):
+    model, images = vit
+    e = visattn.explain(model, images, "gradcam", target=[1, 2], classes=list("abcdefghij"))
+    assert e.save(tmp_path / "deep" / "dir") == tmp_path / "deep" / "dir"
+    manifest = json.loads((tmp_path / "deep" / "dir" / "manifest.json").read_text())
+    assert manifest["method"] == "gradcam"
+    assert manifest["layers"] == ["blocks.4"]
+    assert [entry["class"] for entry in manifest["images"]] == ["b", "c"]
+    for number, entry in enumerate(manifest["images"]):
+        np.testing.assert_array_equal(np.load(tmp_path / "deep" / "dir" / entry["heatmap"]), e.heatmap[number])
+        with Image.open(tmp_path / "deep" / "dir" / entry["picture"]) as picture:
+            assert picture.size == (160, 160)
+    (first, _) = e.overlay()
+    assert first.mode == "RGB"
+
+
+def test_overlays_show_the_image_where_there_is_nothing_and_the_map_elsewhere(vit):
+    model, images = vit
+    plain, strong = (visattn.explain(model, images[0], "center").overlay(opacity=o)[0] for o in (0.0, 1.0))
+    grey = np.asarray(plain).astype(float).mean(-1)
+    shown = visattn.explain(model, images[0], "center").pixels()[0].mean(-1)
+    np.testing.assert_allclose(grey, shown, atol=1)
+    middle, corner = np.asarray(strong)[80, 80].astype(int), np.asarray(strong)[0, 0].astype(int)
+    assert middle.sum() > 500 > 100 > corner.sum()
+
+
+def test_normalised_images_are_shown_as_they_were():
+    model = timm.create_model("test_resnet")
+    mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
+    images = torch.rand(1, 3, 64, 64)
+    e = visattn.explain(model, (images - mean) / std, "gradcam")
+    torch.testing.assert_close(e.images, images)
+
+
+def test_scaling():
+    maps = torch.tensor([[[1.0, 3.0], [2.0, 2.0]], [[0.2, 0.2], [0.2, 0.2]], [[0.0, 0.0], [0.0, 0.0]]])
+    assert to_heatmap(maps, (2, 2)).tolist() == [[[0, 1], [0.5, 0.5]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]]
+    assert to_heatmap(maps, (4, 6)).shape == (3, 4, 6)
+
+
+def test_gates_are_the_maps_that_blocks_apply(cnn):
+    model, images = cnn
+    inputs = {}
+    for name, module in model.visattn.named_children():
+        module.block.register_forward_pre_hook(lambda _m, args, name=name: inputs.__setitem__(name, args[0]))
+    e = visattn.explain(model, images, "gates")
+    (layer,) = e.layers
+    key = layer.replace(".", "__")
+    expected = getattr(model.visattn, key).block.attention(inputs[key]).detach()
+    torch.testing.assert_close(e.raw, expected.mean(1))
+    torch.testing.assert_close(e.extra["channels"][layer], expected.mean((2, 3)))
+    other = visattn.explain(model, images, "gates", layer=next(iter(e.extra["channels"])))
+    assert other.layers != e.layers
+    with pytest.raises(ValueError, match="unknown block with a spatial map"):
+        visattn.explain(model, images, "gates", layer="layer9")
+
+
+def test_channel_gates_have_no_place(vit):
+    model = visattn.attach(timm.create_model("test_resnet").eval(), "se", init="paper")
+    e = visattn.explain(model, torch.rand(2, 3, 64, 64), "gates")
+    assert e.heatmap.max() == 0
+    assert len(e.extra["channels"]) == len(e.layers) > 1
+    assert all(weights.shape[0] == 2 and weights.ndim == 2 for weights in e.extra["channels"].values())
+    del vit
+
+
+class Own(nn.Module):
+    """A network of somebody's own with blocks as layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 4, stride=4)
+        self.relate = visattn.create_block("nonlocal", 16)
+        self.scale = visattn.create_block("coord", 16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x):
+        return self.head(self.scale(self.relate(self.stem(x))).mean((2, 3)))
+
+
+def test_blocks_in_somebodys_own_network():
+    model, images = Own().eval(), torch.rand(2, 3, 48, 32)
+    e = visattn.explain(model, images, "gates")
+    assert e.layers == ("scale",) or e.layers == ("relate",)
+    relation = e.extra["relations"]["relate"]
+    assert (relation.query_grid, relation.key_grid) == ((12, 8), (12, 8))
+    features = model.stem(images)
+    torch.testing.assert_close(relation.weights, model.relate.attention(features)[:, 0])
+    rollout = visattn.explain(model, images, "rollout")
+    assert rollout.raw.shape == (2, 12, 8)
+    assert rollout.layers == ("relate.attend",)
+
+
+def test_relations_of_windows_are_put_in_their_places():
+    model, images = model_and_images("swin_tiny_patch4_window7_224", number=1)
+    relations = visattn.heatmaps.relate(model, images)
+    assert "layers.0.blocks.0.attn" not in relations  # 3136 x 3136
+    weights = relations["layers.1.blocks.0.attn"].weights[0]
+    assert weights.shape == (784, 784)
+    torch.testing.assert_close(weights.sum(1), torch.ones(784), atol=1e-4, rtol=0)
+    rows, columns = (torch.arange(784) // 28) // 7, (torch.arange(784) % 28) // 7
+    same = (rows[:, None] == rows) & (columns[:, None] == columns)
+    assert (weights[~same] == 0).all()
+    assert (weights[same] > 0).all()
+
+
+class Looking(nn.Module):
+    """A model that always looks at the same two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(x.mean((2, 3)))
+
+    def fixations(self, images):
+        points = torch.tensor([[-0.5, 0.5], [0.75, -1.0]])  # (x, y)
+        return points.expand(len(images), -1, -1), (8, 4)
+
+
+def test_glimpses_are_where_the_model_looked():
+    e = visattn.explain(Looking(), torch.rand(2, 3, 40, 80), "glimpses")
+    seen = torch.zeros(40, 80)
+    seen[26:34, 18:22] = 1  # centre (20, 30), 4 wide and 8 high
+    seen[0:4, 68:72] = 1  # centre (70, 0), cut off at the upper edge
+    torch.testing.assert_close(e.raw, seen.expand(2, -1, -1))
+    assert e.extra["fixations"].shape == (2, 2, 2)
+
+
+def test_baselines_are_what_they_say(vit):
+    model, images = vit
+    one, same = (visattn.explain(model, images, "random", seed=3) for _ in range(2))
+    assert torch.equal(one.heatmap, same.heatmap)
+    assert not torch.equal(one.heatmap, visattn.explain(model, images, "random", seed=4).heatmap)
+    assert not torch.equal(one.heatmap[0], one.heatmap[1])
+    centre = visattn.explain(model, images, "center").heatmap[0]
+    assert (centre.argmax() // 160 - 80).abs() <= 1
+    step = torch.zeros(1, 3, 160, 160)
+    step[..., 100:] = 1
+    columns = visattn.explain(model, step, "edge").raw[0].amax(0).nonzero().flatten().tolist()
+    assert columns == [99, 100]
+    watched = images.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(watched)[:, 4].sum(), watched)
+    e = visattn.explain(model, images, "input_gradient", target=4)
+    torch.testing.assert_close(e.raw, gradient.abs().amax(1), atol=1e-6, rtol=1e-3)
+
+
+def test_reduced_precision(vit):
+    model, images = vit
+    model = timm.create_model("test_vit", num_classes=10).bfloat16()
+    for method in ("rollout", "chefer", "gradcam", "input_gradient", "attention"):
+        e = visattn.explain(model, images, method)
+        assert e.heatmap.dtype == torch.float32
+        assert e.heatmap.isfinite().all()

@@ -1,5 +1,0 @@
-"""Model and image to heatmap."""
-
-from visattn.explain.cam import grad_cam, look_at
-
-__all__ = ["grad_cam", "look_at"]

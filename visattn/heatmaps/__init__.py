@@ -1,0 +1,21 @@
+"""Model and image to heatmap."""
+
+from visattn.heatmaps.cam import grad_cam, look_at
+from visattn.heatmaps.capture import Maps, capture
+from visattn.heatmaps.interception import Missed
+from visattn.heatmaps.methods import METHODS, attention_heads, explain, list_methods, relate
+from visattn.heatmaps.result import Explanation
+
+__all__ = [
+    "METHODS",
+    "Explanation",
+    "Maps",
+    "Missed",
+    "attention_heads",
+    "capture",
+    "explain",
+    "grad_cam",
+    "list_methods",
+    "look_at",
+    "relate",
+]

@@ -1,0 +1,45 @@
+"""Heatmaps that know nothing of the model, or next to nothing: what others must be better than."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from visattn.heatmaps.request import Request, Result
+
+CELLS = 14  # along the shorter side of a random map
+
+
+def random(request: Request, *, seed: int = 0) -> Result:
+    """Noise, at the resolution of patches; a function of the seed and the position in the batch."""
+    height, width = request.images.shape[-2:]
+    short = min(height, width)
+    generator = torch.Generator().manual_seed(seed)
+    maps = torch.rand(len(request.images), CELLS * height // short, CELLS * width // short, generator=generator)
+    return Result(maps)
+
+
+def center(request: Request) -> Result:
+    """A bump in the middle of the image, a quarter of its sides wide."""
+    height, width = request.images.shape[-2:]
+    rows, columns = (((torch.arange(n) + 0.5) / n - 0.5) / 0.25 for n in (height, width))
+    bump = torch.exp(-0.5 * (rows.square()[:, None] + columns.square()))
+    return Result(bump.expand(len(request.images), -1, -1))
+
+
+def edge(request: Request) -> Result:
+    """How much the image changes from pixel to pixel (Sobel)."""
+    grey = request.images.mean(1, keepdim=True).float()
+    kernel = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -1.0]], device=grey.device)
+    kernels = torch.stack([kernel, kernel.T])[:, None]
+    slopes = F.conv2d(F.pad(grey, (1, 1, 1, 1), mode="replicate"), kernels)
+    return Result(slopes.square().sum(1).sqrt())
+
+
+def input_gradient(request: Request) -> Result:
+    """The largest change of the class score per change of a pixel (Simonyan et al. 2014, arXiv:1312.6034)."""
+    images = request.images.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        request.run(images=images)
+        (gradient,) = torch.autograd.grad(request.score(), images)
+    return Result(gradient.abs().amax(1))

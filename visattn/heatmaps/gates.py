@@ -1,0 +1,156 @@
+"""What attention blocks of visattn did to a feature map: the gates they applied, and what related to what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visattn.blocks.base import BLOCKS, Gate
+from visattn.heatmaps.attention import watching
+from visattn.heatmaps.geometry import Layer, geometry
+from visattn.heatmaps.interception import Call
+from visattn.heatmaps.propagation import fuse_heads
+from visattn.heatmaps.request import Request, Result, matching
+from visattn.models.attachments import calls
+from visattn.models.patch import Patch
+
+FINE = 7  # rows and columns that a map should have
+MOST_PAIRS = 4_000_000  # queries times keys, beyond which nobody wants to see all of them
+
+
+@dataclass(frozen=True)
+class Relation:
+    """What every query place takes from every key place, heads averaged.
+
+    Args:
+        weights: (B, queries, keys), both in row order.
+        query_grid, key_grid: height and width.
+    """
+
+    weights: Tensor
+    query_grid: tuple[int, int]
+    key_grid: tuple[int, int]
+
+
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The attention blocks in a model that can say what they attend to; attached ones by the name of their place."""
+    found: dict[str, nn.Module] = {}
+    for name, call in calls(model):
+        number = sum(each.split("#")[0] == name for each in found)
+        found[f"{name}#{number + 1}" if number else name] = call.attached.block
+    taken = {part for block in found.values() for part in block.modules()}
+    factories = (BLOCKS[name].factory for name in BLOCKS)
+    kinds: tuple[type[nn.Module], ...] = (Gate, *(each for each in factories if isinstance(each, type)))
+    for name, module in model.named_modules():
+        if module not in taken and isinstance(module, kinds):
+            found[name] = module
+            taken.update(module.modules())  # a block's own parts are shown by the block
+    return {name: block for name, block in found.items() if callable(getattr(block, "attention", None))}
+
+
+def why_no_gates(model: nn.Module, images: Tensor) -> str | None:
+    """Why there are no gates to show; None if there are."""
+    del images
+    if blocks_of(model) or any(isinstance(module, Patch) for module in model.modules()):
+        return None
+    return "it has no visattn block: visattn.attach puts one in"
+
+
+def gates(request: Request, *, layer: str | None = None) -> Result:
+    """The map that a block applied.
+
+    Channel gates are in ``extra["channels"]`` by block, (B, C); affinities in ``extra["relations"]``.
+
+    Args:
+        request: model and images.
+        layer: name of the block; the last one with a spatial map of at least 7x7 unless given.
+    """
+    with torch.no_grad():
+        maps, channels, related = _gates(request)
+        related = {**related, **(relations(request) if _has_patches(request.model) else {})}
+    for name, relation in related.items():
+        maps.setdefault(name, relation.weights.mean(1).unflatten(1, relation.key_grid))
+    extra = {"channels": channels, "relations": related}
+    if not maps:  # channel gates are the same at every place
+        return Result(torch.ones(len(request.images), 1, 1), tuple(channels), extra=extra)
+    if layer is None:
+        fine = [name for name, each in maps.items() if min(each.shape[-2:]) >= FINE]
+        layer = fine[-1] if fine else list(maps)[-1]
+    return Result(matching(layer, maps, "block with a spatial map"), (layer,), extra=extra)
+
+
+def _has_patches(model: nn.Module) -> bool:
+    return any(isinstance(module, Patch) for module in model.modules())
+
+
+def _gates(request: Request) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Relation]]:
+    """Spatial maps (B, H, W), channel gates (B, C) and relations of all blocks."""
+    maps: dict[str, Tensor] = {}
+    channels: dict[str, Tensor] = {}
+    related: dict[str, Relation] = {}
+
+    def note(name: str) -> Any:
+        def hook(module: nn.Module, args: Any) -> None:
+            (x,) = args
+            attention = module.attention(x)  # type: ignore[operator]
+            size = (x.shape[2], x.shape[3])
+            if attention.shape[1:] == x.shape[1:] or attention.shape[1:] == (1, *size):
+                maps[name] = attention.mean(1)
+            if attention.shape[1] == x.shape[1] and attention.shape[2:] in ((1, 1), size):
+                channels[name] = attention.mean((2, 3))
+            if attention.shape[-2] == size[0] * size[1] != size[0]:
+                keys = attention.shape[-1]
+                grid = size if keys == size[0] * size[1] else _pooled(keys, size)
+                related[name] = Relation(attention.mean(1), size, grid)
+
+        return hook
+
+    handles = [block.register_forward_pre_hook(note(name)) for name, block in blocks_of(request.model).items()]
+    try:
+        request.run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return maps, channels, related
+
+
+def _pooled(keys: int, size: tuple[int, int]) -> tuple[int, int]:
+    """The grid of keys that were pooled by an equal factor along both sides."""
+    for factor in range(2, max(size) + 1):
+        grid = (-(-size[0] // factor), -(-size[1] // factor))
+        if grid[0] * grid[1] == keys:
+            return grid
+    return (1, keys)
+
+
+def relations(request: Request) -> dict[str, Relation]:
+    """What every patch attends to in each attention layer between patches, by name; very large ones are left out."""
+    found = geometry(request.model, request.images)
+    related: dict[str, Relation] = {}
+
+    def note(layer: Layer, call: Call) -> None:
+        queries, keys = layer.queries, layer.keys
+        if queries.grid is None or keys.grid is None:
+            return
+        sizes = [grid.size[0] * grid.size[1] for grid in (queries.grid, keys.grid)]
+        if sizes[0] * sizes[1] <= MOST_PAIRS:
+            fused = fuse_heads(layer.arrange(call.weights()))
+            related[layer.name] = Relation(_unwindowed(fused, layer, *sizes), queries.grid.size, keys.grid.size)
+
+    with torch.no_grad():
+        request.run(watching(request, found, note))
+    return related
+
+
+def _unwindowed(fused: Tensor, layer: Layer, queries: int, keys: int) -> Tensor:
+    """(B, queries, keys) over the whole grids, the mean where windows overlap."""
+    whole = fused.new_zeros(len(fused), queries * keys)
+    rows, columns = layer.queries.index.to(fused.device), layer.keys.index.to(fused.device)
+    patches = (rows >= 0)[:, :, None] & (columns >= 0)[:, None]  # (windows, Nq, Nk)
+    position = (rows[:, :, None] * keys + columns[:, None])[patches]
+    whole.index_add_(1, position, fused[:, patches])
+    asked = torch.bincount(rows[rows >= 0], minlength=queries).clamp(min=1)
+    return whole.unflatten(1, (queries, keys)) / asked[:, None]

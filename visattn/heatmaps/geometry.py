@@ -1,0 +1,302 @@
+"""What the rows and columns of every attention map of a model stand for.
+
+Found once per model and image size, by :mod:`visattn.heatmaps.trace`; there is no table of families.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visattn.heatmaps.interception import Call, Fused, intercepting
+from visattn.heatmaps.memory import remembered
+from visattn.heatmaps.trace import IMAGE, Shadow, Tracing, trace
+from visattn.models.survey import sharing_copy
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The patches that a layer works on, in row order.
+
+    Args:
+        rows, columns: places of their centres in the image, in pixels.
+    """
+
+    rows: tuple[float, ...]
+    columns: tuple[float, ...]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return len(self.rows), len(self.columns)
+
+    def __str__(self) -> str:
+        return f"{len(self.rows)}x{len(self.columns)}"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What the queries or the keys of a layer are: patches of a grid, learnt tokens, or nothing in the image.
+
+    Args:
+        index: (windows, N): patches are numbered in row order; learnt tokens -2, -3, ... (see ``learnt``); -1 is
+            padding, or has no place.
+        grid: of the patches, if there are any.
+        learnt: the learnt tokens (class, distillation, registers) by the parameter and row they come from.
+    """
+
+    index: Tensor
+    grid: Grid | None
+    learnt: tuple[tuple[int, int], ...]
+
+    @property
+    def spatial(self) -> bool:
+        """Whether any of them is a patch."""
+        return self.grid is not None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention map.
+
+    Args:
+        name: of the module.
+        before, after: how many maps of one image lie before and behind the batch when leading dimensions are flattened.
+        order: (windows, heads), where each map of one image is among these.
+        queries, keys: what rows and columns are.
+        read: (windows, Nq), which of the rows the output of the model depends on without further attention.
+    """
+
+    name: str
+    before: int
+    after: int
+    order: Tensor
+    queries: Tokens
+    keys: Tokens
+    read: Tensor
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return self.order.shape[1]
+
+    @property
+    def windows(self) -> int:
+        """Number of windows that attend by themselves."""
+        return self.order.shape[0]
+
+    @property
+    def leads_on(self) -> bool:
+        """Whether it collects from patches into tokens, so that one can follow what it collects."""
+        return self.keys.spatial and (self.queries.spatial or bool(self.queries.learnt))
+
+    @property
+    def kind(self) -> str:
+        """In a word or two, for people."""
+        if not self.keys.spatial:
+            return "not spatial"
+        if not self.queries.spatial:
+            return "class attention" if self.queries.learnt else "pooling"
+        kind = "global" if self.windows == 1 else f"{self.windows} windows"
+        keys, queries = (len(tokens.index[tokens.index >= 0].unique()) for tokens in (self.keys, self.queries))
+        if self.windows > 1 and keys == queries and self.keys.index.shape[1] > self.queries.index.shape[1]:
+            kind += " with surroundings"
+        return kind + (", fewer keys" if keys < queries else ", fewer queries" if keys > queries else "")
+
+    def arrange(self, maps: Tensor) -> Tensor:
+        """(B, windows, heads, Nq, Nk) of maps as the model has them, with any leading dimensions."""
+        flat = maps.reshape(self.before, -1, self.after, *maps.shape[-2:])
+        flat = flat.transpose(0, 1).flatten(1, 2) if self.before > 1 else flat[0]  # (B, maps of an image, Nq, Nk)
+        order = self.order.to(maps.device)
+        if not torch.equal(self.order.flatten(), torch.arange(self.order.numel())):
+            flat = flat[:, order.flatten()]
+        return flat.unflatten(1, tuple(order.shape))
+
+
+@dataclass
+class Geometry:
+    """All attention of a model, in the order in which it happens."""
+
+    layers: list[Layer] = field(default_factory=list)
+
+    def spatial(self) -> list[Layer]:
+        """Those layers whose keys are patches."""
+        return [layer for layer in self.layers if layer.keys.spatial]
+
+
+def geometry(model: nn.Module, images: Tensor) -> Geometry:
+    """The geometry of a model's attention for images of this size; computed once."""
+    return remembered(model, images, "geometry", lambda: _survey(model, images))
+
+
+@dataclass
+class _Found:
+    name: str
+    leading: tuple[int, ...]
+    rows: Shadow  # (..., Nq)
+    columns: Shadow  # (..., Nk)
+
+
+def _survey(model: nn.Module, images: Tensor) -> Geometry:
+    def look(call: Call, tracing: Tracing) -> _Found:
+        rows = _row_places(tracing.shadow(call.rows()), call)
+        columns = _key_places(tracing, call, rows[0].shape[:-1])
+        return _Found(call.name, tuple(rows[0].shape[:-1]), rows, columns)
+
+    generator = torch.Generator().manual_seed(0)
+    example = torch.rand(1, *images.shape[1:], generator=generator).to(images.device, images.dtype)
+    found = trace(model, example.repeat(2, 1, 1, 1), look)
+    reads = _reads(model, example) if found else []
+    return Geometry(_shared([_layer(each, read) for each, read in zip(found, reads, strict=True)]))
+
+
+def _shared(layers: list[Layer]) -> list[Layer]:
+    """The same layers with one object for tokens that are the same, so that they can be told by identity."""
+    seen: dict[Any, Tokens] = {}
+
+    def one(tokens: Tokens) -> Tokens:
+        key = (tuple(tokens.index.shape), tuple(tokens.index.flatten().tolist()), tokens.grid, tokens.learnt)
+        return seen.setdefault(key, tokens)
+
+    return [replace(layer, queries=one(layer.queries), keys=one(layer.keys)) for layer in layers]
+
+
+def _row_places(shadow: Shadow, call: Call) -> Shadow:
+    """One place per query: where a map's row has several, it belongs to none."""
+    rows, columns = shadow
+    if isinstance(call, Fused):
+        return rows[..., 0].contiguous(), columns[..., 0].contiguous()
+    same = ((rows.amax(-1) - rows.amin(-1)).abs() < 1e-6) & ((columns.amax(-1) - columns.amin(-1)).abs() < 1e-6)
+    return rows[..., 0].where(same, torch.nan), columns[..., 0].where(same, torch.nan)
+
+
+def _key_places(tracing: Tracing, call: Call, leading: torch.Size) -> Shadow:
+    keys = call.key if isinstance(call, Fused) else call.value
+    rows, columns = (s[..., 0] for s in tracing.shadow(keys))
+    if rows.shape[:-1] != leading:  # shared by several heads
+        repeats = [1] * rows.ndim
+        if len(leading) == rows.ndim - 1:
+            repeats[-2] = leading[-1] // rows.shape[-2]
+        rows, columns = rows.repeat_interleave(repeats[-2], -2), columns.repeat_interleave(repeats[-2], -2)
+        rows, columns = (s.expand(*leading, s.shape[-1]) for s in (rows, columns))
+    return rows.contiguous(), columns.contiguous()
+
+
+def _layer(found: _Found, read: Tensor) -> Layer:
+    if not found.leading:  # not even one map per image
+        queries, keys = (Tokens(torch.full((1, s[0].shape[-1]), -1), None, ()) for s in (found.rows, found.columns))
+        return Layer(found.name, 1, 1, torch.zeros(1, 1).long(), queries, keys, torch.zeros(1, len(read)).bool())
+    rows, columns = ([s.flatten(0, -2) for s in shadow] for shadow in (found.rows, found.columns))
+    before, after, order = _arrangement(rows, columns)
+    first = torch.arange(order.numel())  # of the first image, flattened
+    flat = (first // after) * 2 * after + first % after
+    one = order[:, 0]  # any head will do
+    queries = _tokens([s[flat][one] for s in rows])
+    keys = _tokens([s[flat][one] for s in columns])
+    if _follow_keys(queries, keys):
+        queries = keys
+    shown = read.reshape(order.numel(), -1)[order].any(1)  # by any head
+    return Layer(found.name, before, after, order, queries, keys, shown)
+
+
+def _follow_keys(queries: Tokens, keys: Tokens) -> bool:
+    """Whether queries are asked on behalf of the keys' places.
+
+    Outlook attention takes the weights of a whole neighbourhood from its centre; the global queries of GC ViT are the
+    same in every window. The results belong to the places of the keys.
+    """
+    if queries.index.shape != keys.index.shape or not keys.spatial or not queries.spatial:
+        return False
+    distinct = torch.tensor([len(window.unique()) for window in queries.index])
+    one_place = bool((distinct == 1).all()) and queries.index.shape[1] > 1
+    repeated = len(queries.index) > 1 and bool((queries.index == queries.index[:1]).all())
+    return one_place or repeated
+
+
+def _arrangement(rows: list[Tensor], columns: list[Tensor]) -> tuple[int, int, Tensor]:
+    """Where the batch is among the flattened leading dimensions, and which maps are the heads of one window."""
+    number = rows[0].shape[0]
+    image = torch.full((number,), torch.nan).double()
+    for shadow in (columns[0], rows[0]):
+        has = shadow >= 0
+        which = torch.where(has, (shadow / IMAGE).floor(), torch.nan).nanmean(-1)
+        image = image.where(image.isfinite(), which)
+    after = number // 2
+    if image.isfinite().all():
+        changes = (image[1:] != image[:-1]).nonzero()
+        after = int(changes[0]) + 1 if len(changes) else number // 2
+    if after == 0 or number % (2 * after):
+        after = max(number // 2, 1)
+    before = max(number // (2 * after), 1)
+    mine = [i for i in range(number) if (i // after) % 2 == 0]
+    windows: dict[Any, list[int]] = {}
+    for position, i in enumerate(mine):
+        places = torch.cat([s[i].nan_to_num(-1e9) for s in (*rows, *columns)])
+        windows.setdefault(tuple(places.tolist()), []).append(position)
+    counts = {len(maps) for maps in windows.values()}
+    if len(counts) != 1:
+        return before, after, torch.arange(len(mine))[None]
+    return before, after, torch.tensor(list(windows.values()))
+
+
+def _tokens(places: list[Tensor]) -> Tokens:
+    """Number the tokens (windows, N) of one image by their places."""
+    rows, columns = places
+    patch = rows >= 0
+    rows = rows.where(~patch, rows % IMAGE)
+    index = torch.full(rows.shape, -1)
+    grid = None
+    ys, xs = _levels(rows[patch]), _levels(columns[patch])
+    if patch.any() and len(ys) * len(xs) > 1:
+        grid = Grid(tuple(ys.tolist()), tuple(xs.tolist()))
+        index[patch] = _nearest(rows[patch], ys) * len(xs) + _nearest(columns[patch], xs)
+    learnt: dict[tuple[int, int], int] = {}
+    for w, n in (rows < 0).nonzero().tolist():
+        identity = (int(rows[w, n]), int(columns[w, n]))
+        index[w, n] = learnt.setdefault(identity, -2 - len(learnt))
+    return Tokens(index, grid, tuple(learnt))
+
+
+def _levels(values: Tensor) -> Tensor:
+    """The distinct values, in order; those that differ by rounding are one."""
+    levels = values.round(decimals=2).unique()
+    if len(levels) < 2:
+        return levels
+    apart = torch.cat([torch.tensor([True]), levels.diff() > 0.5])
+    return levels[apart]
+
+
+def _nearest(values: Tensor, levels: Tensor) -> Tensor:
+    return (values[:, None] - levels).abs().argmin(1)
+
+
+def _reads(model: nn.Module, example: Tensor) -> list[Tensor]:
+    """For every attention in turn, the rows of its result that reach the output without passing another attention."""
+    shadow = sharing_copy(model)
+    generator = torch.Generator().manual_seed(0)
+    for module in shadow.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                noise = None if parameter.any() else torch.randn(parameter.shape, generator=generator)
+                fixed = parameter.detach() if noise is None else (0.02 * noise).to(parameter.device, parameter.dtype)
+                module._parameters[name] = nn.Parameter(fixed, requires_grad=False)  # heads may start at zero
+    results: list[Tensor] = []
+
+    def cut(call: Call) -> Tensor:
+        results.append(call.output.detach().requires_grad_())
+        return results[-1]
+
+    with torch.enable_grad(), intercepting(shadow, cut):
+        output = shadow(example)
+        while not isinstance(output, Tensor):
+            output = output[-1] if isinstance(output, tuple | list) else list(output.values())[-1]
+        if not output.requires_grad:
+            return [torch.zeros(result.shape[:-1], dtype=torch.bool) for result in results]
+        gradients = torch.autograd.grad(output.square().sum(), results, allow_unused=True)
+    return [
+        torch.zeros(result.shape[:-1], dtype=torch.bool) if gradient is None else gradient.ne(0).any(-1).cpu()
+        for result, gradient in zip(results, gradients, strict=True)
+    ]

@@ -1,0 +1,44 @@
+"""Where a model with hard attention looked."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from visattn.heatmaps.request import Request, Result
+
+
+@runtime_checkable
+class Looks(Protocol):
+    """A model that looks at one part of the image after the other."""
+
+    def fixations(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Centres (B, T, 2) of the glimpses as (x, y) in [-1, 1], and height and width of a glimpse in pixels.
+
+        -1 is the left and upper edge of the image, 1 the right and lower one.
+        """
+        ...
+
+
+def why_no_glimpses(model: nn.Module, images: Tensor) -> str | None:
+    """Why there are no glimpses; None if there are."""
+    del images
+    return None if isinstance(model, Looks) else "it does not take glimpses"
+
+
+def glimpses(request: Request) -> Result:
+    """How often each pixel was looked at; the path is in ``extra["fixations"]`` and ``extra["glimpse"]``."""
+    model = request.model
+    assert isinstance(model, Looks)
+    with torch.no_grad():
+        points, (height, width) = model.fixations(request.images)
+    points = points.detach().float().cpu()
+    rows, columns = request.images.shape[-2:]
+    x = (points[..., 0] + 1) / 2 * columns  # (B, T)
+    y = (points[..., 1] + 1) / 2 * rows
+    near_x = ((torch.arange(columns) + 0.5) - x[..., None]).abs() <= width / 2  # (B, T, W)
+    near_y = ((torch.arange(rows) + 0.5) - y[..., None]).abs() <= height / 2  # (B, T, H)
+    seen = torch.einsum("bth,btw->bhw", near_y.float(), near_x.float())
+    return Result(seen, extra={"fixations": points, "glimpse": (height, width)})

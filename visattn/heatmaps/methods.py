@@ -1,0 +1,258 @@
+"""All methods by name, which of them fit a model, and how to run one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visattn.heatmaps import attention, baselines, cam, gates, glimpses
+from visattn.heatmaps.interception import Missed
+from visattn.heatmaps.request import Request, Result, classifier_output
+from visattn.heatmaps.result import Explanation
+from visattn.heatmaps.scaling import to_heatmap
+from visattn.heatmaps.targets import Target, class_names, resolve
+from visattn.models.attach import example_images
+from visattn.models.survey import evaluating, uncompiled
+from visattn.registry import Registry, suggest
+
+Why = Callable[[nn.Module, Tensor], str | None]
+
+
+def _fits(model: nn.Module, images: Tensor) -> None:
+    del model, images
+
+
+def _why_no_cam(model: nn.Module, images: Tensor) -> str | None:
+    try:
+        cam.look_at(model, images)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to make heatmaps.
+
+    Args:
+        run: from a request to a result; keyword arguments are options.
+        why_not: why it does not fit a model, if so.
+        of_class: whether the heatmap is about a class, or the same for all.
+    """
+
+    run: Callable[..., Result]
+    why_not: Why = _fits
+    of_class: bool = True
+
+
+METHODS: Registry[Method] = Registry(
+    "method",
+    {
+        "attention": Method(attention.attention, attention.why_no_attention, of_class=False),
+        "rollout": Method(attention.rollout, attention.why_no_rollout, of_class=False),
+        "grad_rollout": Method(attention.grad_rollout, attention.why_no_rollout),
+        "chefer": Method(attention.chefer, attention.why_no_rollout),
+        "legrad": Method(attention.legrad, attention.why_no_legrad),
+        **{
+            name: Method(partial(cam.cam, method=name), _why_no_cam, of_class=name != "eigencam")
+            for name in cam.PACKAGE
+        },
+        "gates": Method(gates.gates, gates.why_no_gates, of_class=False),
+        "glimpses": Method(glimpses.glimpses, glimpses.why_no_glimpses, of_class=False),
+        "random": Method(baselines.random, of_class=False),
+        "center": Method(baselines.center, of_class=False),
+        "edge": Method(baselines.edge, of_class=False),
+        "input_gradient": Method(baselines.input_gradient),
+    },
+)
+
+
+class MethodList(list[str]):
+    """Names of the methods that work on a model.
+
+    ``reasons`` says of the others why they do not.
+    """
+
+    def __init__(self, reasons: dict[str, str | None]) -> None:
+        super().__init__(name for name, reason in reasons.items() if reason is None)
+        self.reasons: dict[str, str] = {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def __str__(self) -> str:
+        lines = [", ".join(self), *(f"not {name}: {reason}" for name, reason in self.reasons.items())]
+        return "\n".join(lines)
+
+
+def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
+    """The methods that can work on a model; ``.reasons`` of the list says why not for the others.
+
+    Args:
+        model: any classifier.
+        example: a batch of images that it accepts; needed only if the network does not say its input size.
+
+    >>> import timm
+    >>> methods = list_methods(timm.create_model("test_resnet"))
+    >>> "gradcam" in methods, methods.reasons["rollout"]
+    (True, 'the model has no attention between tokens')
+    """
+    model = as_written(model)
+    images = next(iter(example_images(model))) if example is None else as_batch(model, example)
+    with evaluating(model), uncompiled(model):
+        return MethodList({name: _why_not(METHODS[name], model, images) for name in METHODS})
+
+
+def _why_not(method: Method, model: nn.Module, images: Tensor) -> str | None:
+    try:
+        return method.why_not(model, images)
+    except Missed as error:
+        return str(error)
+
+
+def explain(
+    model: nn.Module,
+    x: Tensor,
+    method: str = "rollout",
+    target: Target = None,
+    *,
+    classes: Sequence[str] | None = None,
+    frames: bool = False,
+    **options: Any,
+) -> Explanation:
+    """What a model looks at.
+
+    The model is left as it was found: modes, gradients, hooks, random numbers.
+
+    Args:
+        model: any classifier, timm's or yours.
+        x: one image (C, H, W) or a batch (B, C, H, W), normalised as the model wants it.
+        method: see :func:`list_methods`.
+        target: the class to explain: its index, its name, or a list with one for every image; the predicted one unless
+            given.
+        classes: names of the classes in order; known for ImageNet.
+        frames: also keep the map after every layer (``rollout``).
+        **options: of the method, such as ``layer=`` and ``head=`` of ``attention``, ``fusion=`` and ``discard=`` of
+            ``rollout``, ``layer=`` of the CAM family and ``gates``.
+
+    >>> import timm
+    >>> model = timm.create_model("test_vit")
+    >>> e = explain(model, torch.rand(2, 3, 160, 160), method="rollout")
+    >>> e.heatmap.shape, e.raw.shape, e.layers[0]
+    (torch.Size([2, 160, 160]), torch.Size([2, 10, 10]), 'blocks.0.attn')
+    """
+    chosen = METHODS[method]
+    check_options(method, options)
+    model = as_written(model)
+    images = as_batch(model, x)
+    with evaluating(model), uncompiled(model):
+        reason = chosen.why_not(model, images)
+        if reason is not None:
+            raise ValueError(f"{method} does not work on this {type(model).__name__}: {reason}")
+        request = Request(model, images, frames=frames)
+        number = _number_of_classes(model, images)
+        classes = class_names(number) if classes is None else classes
+        wanted = resolve(target, len(images), number, classes)
+        request.target = None if wanted is None else wanted.to(images.device)
+        result = chosen.run(request, **options)
+        if request.logits is None:
+            with torch.no_grad():
+                request.run()
+    assert request.logits is not None
+    assert request.target is not None
+    size = (images.shape[-2], images.shape[-1])
+    return Explanation(
+        heatmap=to_heatmap(result.maps, size),
+        raw=result.maps.detach().cpu(),
+        method=method,
+        target=tuple(request.target.tolist()),
+        layers=result.layers,
+        probability=tuple(request.logits.float().softmax(1).gather(1, request.target[:, None])[:, 0].tolist()),
+        classes=None if classes is None else tuple(classes),
+        of_class=chosen.of_class,
+        images=displayable(model, images),
+        frames=tuple(to_heatmap(frame, size) for frame in result.frames),
+        extra=result.extra,
+    )
+
+
+def relate(model: nn.Module, x: Tensor) -> dict[str, gates.Relation]:
+    """What every patch attends to, in each attention layer between patches, by the layer's name.
+
+    Args:
+        model, x: as in :func:`explain`.
+    """
+    model = as_written(model)
+    with evaluating(model), uncompiled(model):
+        return gates.relations(Request(model, as_batch(model, x)))
+
+
+def attention_heads(
+    model: nn.Module, x: Tensor, layers: Sequence[str | int] | None = None, heads: Sequence[int] | None = None
+) -> dict[tuple[str, int], Tensor]:
+    """Heatmaps (B, H, W) of single heads, by layer and head, from one forward pass.
+
+    Args:
+        model, x: as in :func:`explain`.
+        layers: names or numbers; all with patches unless given.
+        heads: numbers; all unless given.
+    """
+    model = as_written(model)
+    images = as_batch(model, x)
+    with evaluating(model), uncompiled(model):
+        maps = attention.every_head(Request(model, images), layers, heads)
+    return {key: to_heatmap(each, (images.shape[-2], images.shape[-1])) for key, each in maps.items()}
+
+
+def check_options(method: str, options: dict[str, Any]) -> None:
+    """An option that the method does not have raises."""
+    function = METHODS[method].run
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "method"]
+    for name in options:
+        if name not in known:
+            hint = suggest(name, known) if known else "it has none"
+            raise TypeError(f"method {method!r} has no option {name!r}: {hint}")
+
+
+def as_written(model: nn.Module) -> nn.Module:
+    """The module inside what ``torch.compile`` returns."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a network is needed, got {type(model).__name__}")
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def as_batch(model: nn.Module, x: Tensor) -> Tensor:
+    """(B, C, H, W) on the model's device and of its type."""
+    if not isinstance(x, Tensor) or x.ndim not in (3, 4) or not x.is_floating_point():
+        got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"x is an image (C, H, W) or a batch (B, C, H, W) of floating-point numbers, got {got}")
+    x = x[None] if x.ndim == 3 else x
+    if len(x) == 0:
+        raise ValueError("x is an empty batch")
+    like = next((p for p in model.parameters() if p.is_floating_point()), x)
+    return x.detach().to(like.device, like.dtype)
+
+
+def _number_of_classes(model: nn.Module, images: Tensor) -> int:
+    number = getattr(model, "num_classes", None)
+    if isinstance(number, int) and number > 0:
+        return number
+    with torch.no_grad():
+        return classifier_output(model(images[:1])).shape[1]
+
+
+def displayable(model: nn.Module, images: Tensor) -> Tensor:
+    """(B, C, H, W) in [0, 1], for a person: normalisation undone as far as it is known."""
+    images = images.detach().float().cpu()
+    config = getattr(model, "pretrained_cfg", None) or {}
+    mean, std = config.get("mean"), config.get("std")
+    if mean and std and len(mean) == images.shape[1] and (images.min() < 0 or images.max() > 1):
+        images = images * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    outside = (low < -0.05) | (high > 1.05)
+    return images.where(~outside, (images - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)

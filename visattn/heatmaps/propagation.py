@@ -1,0 +1,223 @@
+r"""How much of each patch is in each token, carried from layer to layer.
+
+.. math:: R_q \leftarrow R_q + E R_k
+
+:math:`R` has a row for every token that is alive and a column for every source: patches of the first layer with
+attention, and learnt tokens. One such matrix is kept, whatever the number of layers. Windows are multiplied one by one;
+where a network pools its tokens, their rows are averaged; keys that were pooled for one layer only are averages of the
+rows they were pooled from. Sources are summed in squares where there are very many, which changes nothing but the
+resolution. Convolutions between layers are taken to be local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from visattn.heatmaps.geometry import Geometry, Grid, Layer, Tokens
+
+MOST_SOURCES = 1600
+Learnt: TypeAlias = tuple[int, int]
+
+
+class Propagation:
+    """The state of one forward pass.
+
+    Args:
+        geometry: of the model's attention.
+        normalised: rows stay distributions (rollout), or grow (relevance).
+    """
+
+    def __init__(self, geometry: Geometry, *, normalised: bool) -> None:
+        self.geometry = geometry
+        self.normalised = normalised
+        self.learnt = list(
+            dict.fromkeys(t for layer in geometry.layers for t in (*layer.queries.learnt, *layer.keys.learnt))
+        )
+        layer = geometry.spatial()[0]
+        self.source = _coarser(max((t.grid for t in (layer.keys, layer.queries) if t.grid is not None), key=_area))
+        self.rows: dict[Learnt, Tensor] = {}  # learnt token -> (B, sources)
+        self.maps: dict[Grid, Tensor] = {}  # grid -> (B, patches, sources)
+        self.latest: Grid | None = None
+        self.open: tuple[Tokens, Tensor] | None = None  # (B, windows, N, sources) of the last queries, not yet filed
+
+    def add(self, layer: Layer, fused: Tensor) -> None:
+        """Go through a layer.
+
+        Args:
+            layer: whose keys are patches or learnt tokens.
+            fused: (B, windows, Nq, Nk), one map for all heads, not negative.
+        """
+        fused = without_padding(fused, layer.keys, self.normalised)
+        own = self._gather(layer.queries, fused)
+        keys = own if layer.keys is layer.queries else self._gather(layer.keys, fused, near=layer.queries.grid)
+        flat = [x.flatten(0, 1) for x in (own, fused, keys)]
+        new = torch.baddbmm(*flat).view_as(own)
+        if self.normalised:
+            new /= fused.sum(-1, keepdim=True) + 1
+        self.open = layer.queries, new
+        self.latest = layer.queries.grid or self.latest
+
+    def readout(self) -> Tensor:
+        """What the output is made of: (B, height, width) over the patches that are the sources."""
+        self._file()
+        parts = []
+        tokens = [t for t in self.learnt if t in self.rows and self._is_read(t)]
+        if tokens:
+            parts.append(torch.stack([self.rows[t] for t in tokens]).mean(0))
+        grid, read = self._read_patches()
+        if grid is not None:
+            parts.append(self.maps[grid][:, read].mean(1))
+        total = torch.stack(parts).mean(0)  # (B, sources)
+        height, width = self.source.size
+        return total[:, len(self.learnt) :].unflatten(1, (height, width))
+
+    def _is_read(self, token: Learnt) -> bool:
+        """Whether the output reads a learnt token, as its last layer left it."""
+        for layer in reversed(self.geometry.layers):
+            if token in layer.queries.learnt:
+                return bool(layer.read[layer.queries.index == -2 - layer.queries.learnt.index(token)].any())
+        return False
+
+    def _read_patches(self) -> tuple[Grid | None, Tensor]:
+        """The last patches that the output reads; all of the last ones if nothing else is known."""
+        for layer in reversed(self.geometry.layers):
+            if layer.queries.grid in self.maps and layer.queries.grid is not None:
+                index = layer.queries.index[layer.read & (layer.queries.index >= 0)].unique()
+                if len(index):
+                    return layer.queries.grid, index
+                break
+        if any(self._is_read(t) for t in self.rows):
+            return None, torch.empty(0)
+        assert self.latest is not None
+        return self.latest, torch.arange(_area(self.latest))
+
+    def _gather(self, tokens: Tokens, like: Tensor, near: Grid | None = None) -> Tensor:
+        """Rows (B, windows, N, sources) of these tokens."""
+        if self.open is not None and self.open[0] is tokens:
+            return self.open[1]
+        self._file()
+        # Patches count from the front; padding, -1, and learnt tokens, -2 and so on, from the end.
+        table = [] if tokens.grid is None else [self._map(tokens.grid, like, near)]
+        table += [self._row(token, like)[:, None] for token in reversed(tokens.learnt)]
+        table.append(like.new_zeros(len(like), 1, self._sources()))
+        rows = torch.cat(table, 1)
+        return rows[:, tokens.index.to(like.device) % rows.shape[1]]
+
+    def _sources(self) -> int:
+        return len(self.learnt) + _area(self.source)
+
+    def _row(self, token: Learnt, like: Tensor) -> Tensor:
+        if token not in self.rows:
+            row = like.new_zeros(len(like), self._sources())
+            row[:, self.learnt.index(token)] = 1
+            self.rows[token] = row
+        return self.rows[token]
+
+    def _map(self, grid: Grid, like: Tensor, near: Grid | None) -> Tensor:
+        if grid in self.maps:
+            return self.maps[grid]
+        origin = near if near in self.maps else self.latest
+        if origin is None or origin not in self.maps:
+            start = like.new_zeros(_area(grid), self._sources())
+            start[torch.arange(_area(grid)), len(self.learnt) + _cells(grid, self.source)] = 1
+            rows = start.expand(len(like), -1, -1)
+        else:
+            old = self.maps[origin].unflatten(1, origin.size)
+            down, across = _pooling(origin.rows, grid.rows), _pooling(origin.columns, grid.columns)
+            rows = torch.einsum("hy,wx,byxs->bhws", down.to(old), across.to(old), old).flatten(1, 2)
+        if near is None or near == grid:  # these patches live on; keys that were pooled for one layer do not
+            self.maps[grid] = rows
+        return rows
+
+    def _file(self) -> None:
+        """Put the rows of the last queries to where they are found."""
+        if self.open is None:
+            return
+        (tokens, rows), self.open = self.open, None
+        index = tokens.index.to(rows.device)
+        for number, token in enumerate(tokens.learnt):
+            self.rows[token] = rows[:, index == -2 - number].mean(1)
+        if tokens.grid is not None:
+            patch = index >= 0
+            if index.shape[0] == 1 and patch.all() and torch.equal(tokens.index[0], torch.arange(_area(tokens.grid))):
+                self.maps[tokens.grid] = rows[:, 0]
+                return
+            number = _area(tokens.grid)
+            total = rows.new_zeros(len(rows), number, rows.shape[-1]).index_add_(1, index[patch], rows[:, patch])
+            count = torch.bincount(index[patch], minlength=number).to(rows.dtype)
+            before = self.maps.get(tokens.grid)
+            new = total / count.clamp(min=1)[:, None]
+            seen = (count > 0)[:, None]
+            self.maps[tokens.grid] = new if before is None else torch.where(seen, new, before)
+
+
+def without_padding(fused: Tensor, keys: Tokens, normalised: bool) -> Tensor:
+    """Weights on padding are shared out among the others, or dropped."""
+    padding = (keys.index == -1).to(fused.device)
+    if not padding.any():
+        return fused
+    kept = fused.masked_fill(padding[:, None], 0)
+    return kept * fused.sum(-1, keepdim=True) / kept.sum(-1, keepdim=True).clamp(min=1e-9) if normalised else kept
+
+
+def _area(grid: Grid) -> int:
+    return len(grid.rows) * len(grid.columns)
+
+
+def _coarser(grid: Grid) -> Grid:
+    """The grid, or so many patches joined that there are not too many."""
+    joined = 1
+    while -(-len(grid.rows) // joined) * -(-len(grid.columns) // joined) > MOST_SOURCES:
+        joined += 1
+    return Grid(_joined(grid.rows, joined), _joined(grid.columns, joined))
+
+
+def _joined(places: tuple[float, ...], number: int) -> tuple[float, ...]:
+    groups = [places[i : i + number] for i in range(0, len(places), number)]
+    return tuple(sum(group) / len(group) for group in groups)
+
+
+def _nearest(places: tuple[float, ...], among: tuple[float, ...]) -> Tensor:
+    return (torch.tensor(places)[:, None] - torch.tensor(among)).abs().argmin(1)
+
+
+def _cells(grid: Grid, source: Grid) -> Tensor:
+    """For every patch of a grid the source that it lies in."""
+    rows, columns = _nearest(grid.rows, source.rows), _nearest(grid.columns, source.columns)
+    return (rows[:, None] * len(source.columns) + columns).flatten()
+
+
+def _pooling(old: tuple[float, ...], new: tuple[float, ...]) -> Tensor:
+    """(new, old) averages: of those old places that lie closest to a new one, or else of the closest."""
+    matrix = torch.zeros(len(new), len(old))
+    matrix[_nearest(old, new), torch.arange(len(old))] = 1
+    empty = matrix.sum(1) == 0
+    matrix[empty, _nearest(new, old)[empty]] = 1
+    return matrix / matrix.sum(1, keepdim=True)
+
+
+def fuse_heads(maps: Tensor, fusion: str = "mean") -> Tensor:
+    """(B, windows, heads, Nq, Nk) -> (B, windows, Nq, Nk)."""
+    return FUSIONS[fusion](maps)
+
+
+FUSIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda maps: maps.mean(2),
+    "max": lambda maps: maps.amax(2),
+    "min": lambda maps: maps.amin(2),
+}
+
+
+def discard_smallest(fused: Tensor, share: float, keys: Tokens) -> Tensor:
+    """Set this share of each image's smallest weights to zero, but none of those on learnt tokens."""
+    number = int(share * fused[0].numel())
+    if number == 0:
+        return fused
+    smallest = fused.flatten(1).topk(number, dim=1, largest=False).indices
+    dropped = torch.zeros_like(fused).flatten(1).scatter_(1, smallest, 1).view_as(fused).bool()
+    learnt = (keys.index < -1).to(fused.device)[:, None]  # (windows, 1, Nk)
+    return fused.masked_fill(dropped & ~learnt, 0)

@@ -1,0 +1,107 @@
+"""A heatmap with all that is known about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import timm
+import torch
+from torch import Tensor
+
+from visattn.files import replacing
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a model looked at in a batch of images.
+
+    Args:
+        heatmap: (B, H, W) in [0, 1] at the resolution of the images.
+        raw: (B, h, w), the method's own numbers at its own resolution.
+        method: by which it was made.
+        target: the class of every image that it is about.
+        layers: the modules that it comes from, in order.
+        probability: what the model gave to each target.
+        classes: names of all classes, if they are known.
+        of_class: whether the method is about the target, or the same for all classes.
+        images: (B, C, H, W) in [0, 1], for pictures.
+        frames: the heatmap after each layer, if that was asked for.
+        extra: what else a method found: ``channels``, ``relations``, ``fixations``.
+    """
+
+    heatmap: Tensor
+    raw: Tensor
+    method: str
+    target: tuple[int, ...]
+    layers: tuple[str, ...]
+    probability: tuple[float, ...]
+    classes: tuple[str, ...] | None
+    of_class: bool
+    images: Tensor
+    frames: tuple[Tensor, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        batch, height, width = self.heatmap.shape
+        about = ", ".join(dict.fromkeys(name.split(",")[0] for name in self.names))
+        return f"Explanation({self.method}, {batch} x {height}x{width}, {about})"
+
+    @property
+    def names(self) -> list[str]:
+        """The targets by name, or by number where names are not known."""
+        return [str(index) if self.classes is None else self.classes[index] for index in self.target]
+
+    def pixels(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The images as (B, H, W, 3) in 0..255."""
+        images = self.images if self.images.shape[1] == 3 else self.images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+        return (255 * images).round().byte().permute(0, 2, 3, 1).numpy()
+
+    def overlay(self, opacity: float = 0.6) -> list[Image]:
+        """The heatmaps over the images, as PIL images."""
+        from PIL import Image
+
+        from visattn.report.figures import overlay
+
+        return [
+            Image.fromarray(overlay(image, heatmap, opacity))
+            for image, heatmap in zip(self.pixels(), self.heatmap.numpy(), strict=True)
+        ]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``<number>_<method>.png`` and ``.npy`` for every image, and ``manifest.json``; returns the folder."""
+        folder = Path(folder)
+        entries = []
+        for number, picture in enumerate(self.overlay()):
+            stem = f"{number:03}_{self.method}"
+            with replacing(folder / f"{stem}.png") as partial:
+                picture.save(partial, format="png")
+            with replacing(folder / f"{stem}.npy") as partial, partial.open("wb") as stream:
+                np.save(stream, self.heatmap[number].numpy())
+            entries.append(
+                {
+                    "picture": f"{stem}.png",
+                    "heatmap": f"{stem}.npy",
+                    "target": self.target[number],
+                    "class": self.names[number],
+                    "probability": self.probability[number],
+                }
+            )
+        manifest = {
+            "method": self.method,
+            "of_class": self.of_class,
+            "layers": list(self.layers),
+            "size": list(self.heatmap.shape[1:]),
+            "images": entries,
+            "versions": {"torch": torch.__version__, "timm": timm.__version__},
+        }
+        with replacing(folder / "manifest.json") as partial:
+            partial.write_text(json.dumps(manifest, indent=2) + "\n")
+        return folder

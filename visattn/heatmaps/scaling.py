@@ -1,0 +1,25 @@
+"""From a method's own numbers to a heatmap."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def to_heatmap(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """(B, H, W) in [0, 1]: resized, the smallest value of every image 0 and the largest 1.
+
+    A map without any differences says nothing: it is 0 everywhere.
+
+    Args:
+        maps: (B, height, width).
+        size: of the images.
+    """
+    maps = maps.detach().float().cpu()
+    if tuple(maps.shape[-2:]) != size:
+        maps = F.interpolate(maps[:, None], size, mode="bilinear", align_corners=False)[:, 0]
+    low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
+    spread = high - low
+    flat = spread <= 1e-6 * high.abs()
+    return torch.where(flat, 0, (maps - low) / spread.where(~flat, 1))
