@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import visattn
-from visattn.cli import blocks
+from visattn.cli import blocks, heatmap
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,10 +21,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"visattn {visattn.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a model (visattn train --help)", add_help=False)
+    heatmap.add_command(commands)
     blocks.add_command(commands)
     arguments = parser.parse_args(argv)
     try:
         return arguments.run(arguments)
-    except ValueError as error:
-        print(f"visattn: {error}", file=sys.stderr)
-        return 2
+    except (ValueError, OSError) as error:
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        print(f"visattn: {' '.join(text.split())}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,206 @@
+"""Ask a model about a batch of images, and gather the answers image by image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from visattn.data.preparation import Preparation
+from visattn.heatmaps import Explanation, attention_heads, explain, relate
+from visattn.heatmaps.gates import Relation as Related
+from visattn.heatmaps.request import classifier_output
+from visattn.heatmaps.targets import class_names
+from visattn.report.views import Channels, Fixations, Relation, Subject, View
+from visattn.training.trained import Trained
+
+LAYERS = 12  # whose relations are shown
+
+Heatmap = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be found out about every image.
+
+    Args:
+        methods: that fit the model.
+        target: the class to explain; the predicted one if None.
+        heads: the attention of single heads is wanted,
+        head_layers, head_numbers: of these layers and heads; all if None.
+        patches: what every patch attends to is wanted.
+    """
+
+    methods: tuple[str, ...]
+    target: int | None = None
+    heads: bool = False
+    head_layers: Sequence[str | int] | None = None
+    head_numbers: Sequence[int] | None = None
+    patches: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found out about one image.
+
+    Args:
+        subject: for sheets and the page.
+        heatmaps: by method, at the model's resolution.
+        layers: by method, where they come from.
+        said: the predicted class and the target, with their probabilities.
+        depth: the rollout after each layer, as large as the image.
+        heads: the attention of single heads by layer and head, as large as the image.
+    """
+
+    subject: Subject
+    heatmaps: dict[str, Heatmap]
+    layers: dict[str, tuple[str, ...]]
+    said: dict[str, Any]
+    depth: dict[str, Heatmap] = field(default_factory=dict)
+    heads: dict[tuple[str, int], Heatmap] = field(default_factory=dict)
+
+
+class Examiner:
+    """Puts one question to a model, batch by batch.
+
+    Args:
+        trained: the model.
+        preparation: of its images.
+        question: what is asked.
+    """
+
+    def __init__(self, trained: Trained, preparation: Preparation, question: Question) -> None:
+        self.model, self.preparation, self.question = trained.model, preparation, question
+        self.classes = trained.classes or class_names(_number_of_classes(trained))
+        self.failures: dict[str, str] = {}
+
+    def name(self, index: int) -> str:
+        """The first of the names of a class, or its number."""
+        return str(index) if self.classes is None else self.classes[index].split(",")[0]
+
+    def label(self, index: int) -> str:
+        """A class in a picture, where a mere number would look like a part of the probability."""
+        name = self.name(index)
+        return f"class {name}" if name.isdecimal() else name
+
+    def examine(self, names: Sequence[str], images: Sequence[NDArray[np.uint8]]) -> list[Finding]:
+        """All that is asked, for some images (H, W, 3)."""
+        question = self.question
+        if not images:
+            return []
+        x = torch.stack([self.preparation.tensor(image) for image in images])
+        x = x.to(next(self.model.parameters()).device)
+        with torch.no_grad():
+            probabilities = classifier_output(self.model(x)).float().softmax(1).cpu()
+        explained: dict[str, Explanation] = {}
+        for method in question.methods:
+            try:
+                explained[method] = explain(
+                    self.model, x, method, question.target, classes=self.classes, frames=method == "rollout"
+                )
+            except ValueError as error:
+                self.failures[method] = str(error)
+        heads = attention_heads(self.model, x, question.head_layers, question.head_numbers) if question.heads else {}
+        related = _chosen(relate(self.model, x)) if question.patches else {}
+        if "gates" in explained:
+            related |= explained["gates"].extra.get("relations", {})
+        shown = [self.preparation.shown(image) for image in images]
+        return [
+            self._finding(number, name, picture, probabilities[number], explained, heads, related)
+            for number, (name, picture) in enumerate(zip(names, shown, strict=True))
+        ]
+
+    def _finding(
+        self,
+        number: int,
+        name: str,
+        picture: NDArray[np.uint8],
+        probabilities: Tensor,
+        explained: Mapping[str, Explanation],
+        heads: Mapping[tuple[str, int], Tensor],
+        related: Mapping[str, Related],
+    ) -> Finding:
+        def fitted(heatmap: Tensor) -> Heatmap:
+            return fit_heatmap(heatmap[number], picture.shape[:2])
+
+        predicted = int(probabilities.argmax())
+        target = predicted if self.question.target is None else self.question.target
+        about = f"{self.label(target)} {probabilities[target]:.0%}"
+        views = tuple(
+            View(method, fitted(each.heatmap), _note(each), about if each.of_class else "")
+            for method, each in explained.items()
+        )
+        channels = explained["gates"].extra.get("channels", {}) if "gates" in explained else {}
+        subject = Subject(
+            name,
+            picture,
+            self.label(predicted),
+            float(probabilities[predicted]),
+            views,
+            tuple(_relation(layer, each, number) for layer, each in related.items()),
+            tuple(Channels(block, _array(weights[number])) for block, weights in channels.items()),
+            self._fixations(number, picture, explained.get("glimpses")),
+        )
+        rollout = explained.get("rollout")
+        frames = zip(rollout.layers, rollout.frames, strict=True) if rollout is not None else ()
+        return Finding(
+            subject,
+            {method: _array(each.heatmap[number]) for method, each in explained.items()},
+            {method: each.layers for method, each in explained.items()},
+            {
+                "target": target,
+                "class": self.name(target),
+                "probability": float(probabilities[target]),
+                "predicted": predicted,
+                "predicted_class": self.name(predicted),
+                "predicted_probability": float(probabilities[predicted]),
+            },
+            {layer: fitted(frame) for layer, frame in frames},
+            {key: fitted(each) for key, each in heads.items()},
+        )
+
+    def _fixations(self, number: int, picture: NDArray[np.uint8], found: Explanation | None) -> Fixations | None:
+        if found is None:
+            return None
+        height, width = found.extra["glimpse"]
+        across, down = picture.shape[1] / self.preparation.size[2], picture.shape[0] / self.preparation.size[1]
+        return Fixations(_array(found.extra["fixations"][number]), (width * across, height * down))
+
+
+def _number_of_classes(trained: Trained) -> int:
+    number = getattr(trained.model, "num_classes", 0)
+    return number if isinstance(number, int) else 0
+
+
+def fit_heatmap(heatmap: Tensor, size: tuple[int, ...]) -> Heatmap:
+    """(h, w) to (H, W), still from 0 to 1."""
+    return _array(F.interpolate(heatmap[None, None].float(), tuple(size), mode="bilinear")[0, 0].clamp(0, 1))
+
+
+def _array(tensor: Tensor) -> Heatmap:
+    return tensor.detach().float().cpu().numpy()
+
+
+def _note(explanation: Explanation) -> str:
+    layers = explanation.layers
+    if explanation.method == "gates" and explanation.raw[0].numel() == 1:
+        return "weighs channels, not places"
+    return f"{len(layers)} layers" if len(layers) > 1 else "".join(layers)
+
+
+def _relation(name: str, related: Related, number: int) -> Relation:
+    return Relation(name, _array(related.weights[number]), related.query_grid, related.key_grid)
+
+
+def _chosen(related: Mapping[str, Related]) -> dict[str, Related]:
+    """At most twelve layers, evenly chosen, with the first and the last."""
+    names = list(related)
+    if len(names) > LAYERS:
+        names = [names[round(i * (len(names) - 1) / (LAYERS - 1))] for i in range(LAYERS)]
+    return {name: related[name] for name in names}

@@ -1,0 +1,92 @@
+"""The files that ``visattn heatmap`` writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from visattn.cli.findings import Finding
+from visattn.files import replacing
+from visattn.report.figures import overlay, save_pixels
+from visattn.report.sheets import draw_channels, draw_fixations, draw_grid, draw_strip
+
+LETTERS = 12  # of a layer's name above a small picture
+KINDS = ("channels", "fixations", "grid", "depth")  # of pictures beside those of the methods
+
+
+def make_folder(path: Path) -> None:
+    """Create it, and make sure that one can write there; otherwise raise ValueError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise ValueError(f"--out: cannot write to {str(path)!r} ({error.strerror})") from error
+
+
+def write_finding(folder: Path, stem: str, finding: Finding) -> list[str]:
+    """All pictures and arrays of one image; returns the names of the files."""
+    subject = finding.subject
+    files = {kind: folder / f"{stem}_{kind}.png" for kind in (*finding.heatmaps, *KINDS)}
+    written = []
+    for view in subject.views:
+        save_pixels(overlay(subject.image, view.heatmap), files[view.method])
+        array = files[view.method].with_suffix(".npy")
+        with replacing(array) as partial, partial.open("wb") as stream:
+            np.save(stream, finding.heatmaps[view.method])
+        written += [files[view.method], array]
+    title = f"{subject.name}  ·  {subject.said}"
+    if subject.channels:
+        draw_channels(files["channels"], subject.channels, f"Channel gates for {title}")
+        written.append(files["channels"])
+    if subject.fixations is not None:
+        draw_fixations(files["fixations"], subject.image, subject.fixations, title)
+        written.append(files["fixations"])
+    if finding.heads:
+        labels, columns = _grid(finding.heads)
+        draw_grid(files["grid"], subject.image, labels, f"Attention by layer and head, {title}", columns)
+        written.append(files["grid"])
+    if finding.depth:
+        frames = dict(zip(short_layers(list(finding.depth)), finding.depth.values(), strict=True))
+        draw_strip(files["depth"], subject.image, frames, f"Rollout up to each layer, {title}")
+        written.append(files["depth"])
+    return [file.name for file in written]
+
+
+def short_layers(names: Sequence[str]) -> list[str]:
+    """Names that fit above a small picture, as long as they stay different.
+
+    >>> short_layers(["blocks.0.attn", "blocks.1.attn"]), short_layers(["layers.0.blocks.1.attn"])
+    (['blocks.0', 'blocks.1'], ['layers 0.1'])
+    """
+    plain = [name.removesuffix(".attn") for name in names]
+    if max(map(len, plain), default=0) <= LETTERS:
+        return plain
+    short = [f"{name.split('.')[0]} {'.'.join(re.findall(r'[0-9]+', name))}" for name in plain]
+    return short if len(set(short)) == len(plain) else plain
+
+
+def _grid(
+    heads: Mapping[tuple[str, int], NDArray[np.float32]],
+) -> tuple[dict[str, NDArray[np.float32] | None], int]:
+    """A row per layer and a column per head, with labels; layers may have different numbers of heads."""
+    layers = list(dict.fromkeys(layer for layer, _ in heads))
+    rows = [[head for name, head in heads if name == layer] for layer in layers]
+    columns = max(map(len, rows))
+    labels: dict[str, NDArray[np.float32] | None] = {}
+    for layer, short, row in zip(layers, short_layers(layers), rows, strict=True):
+        labels |= {f"{short} · {head}": heads[layer, head] for head in row}
+        labels |= {f"{short} · none {empty}": None for empty in range(columns - len(row))}
+    return labels, columns
+
+
+def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
+    """A JSON file."""
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(content, indent=2) + "\n")
