@@ -45,15 +45,15 @@ class Row:
         return f"| {' | '.join(map(str, cells))} |"
 
 
-def smallest(family: str) -> str:
-    """The model with the least parameters times pixels."""
+def smallest(family: str, names: list[str] | None = None) -> str | None:
+    """The model of a family, or among these, with the least parameters times pixels."""
 
     def cost(name: str) -> float:
         with torch.device("meta"):
             model = timm.create_model(name)
         return sum(p.numel() for p in model.parameters()) * model.pretrained_cfg["input_size"][-1] ** 2
 
-    return min(timm.list_models(module=family), key=cost)
+    return min(timm.list_models(module=family) if names is None else names, key=cost, default=None)
 
 
 def tensor(output):

@@ -13,7 +13,7 @@ import torch
 import visattn
 from tests.training import ROOT, SCRIPT, environment
 from visattn.data.digits import Digits
-from visattn.explain import grad_cam, look_at
+from visattn.heatmaps import grad_cam, look_at
 
 COMMAND = "pip install -e . && python train.py --model resnet_cbam"
 
@@ -60,6 +60,7 @@ def test_an_installed_package_has_the_command_and_the_recipes(tmp_path):
         names = set(archive.namelist())
         archive.extractall(tmp_path / "site")
     expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "visattn").rglob("*.py")}
+    expected.add("visattn/report/page.html")
     expected |= {f"visattn/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.*") if path.is_file()}
     assert expected <= names
     result = subprocess.run(
