@@ -107,6 +107,21 @@ def test_softmaxes_that_are_not_attention_are_left_alone():
     assert len(maps) == 0
 
 
+class Selected(nn.Module):
+    """A softmax over two branches, and a product of what came of it."""
+
+    def forward(self, x):
+        gate = x.mean((2, 3), keepdim=True).expand(-1, -1, 2, 1).softmax(2)
+        mixed = x * gate.sum(2, keepdim=True)
+        return mixed @ mixed.mT
+
+
+def test_what_a_gate_was_applied_to_is_no_map():
+    with visattn.capture(Selected()) as maps:
+        Selected.forward(None, torch.rand(1, 3, 4, 4))
+    assert len(maps) == 0
+
+
 class Twice(nn.Module):
     """One module that attends two times, once with grouped queries, once causally with a mask."""
 
@@ -148,6 +163,25 @@ def test_torchs_own_attention_layer():
     attention = layer.self_attn
     expected = attention(x, x, x, need_weights=True, average_attn_weights=False)[1]
     torch.testing.assert_close(maps["self_attn"], expected)
+
+
+@pytest.mark.parametrize("wanted", [{"need_weights": False}, {}, {"average_attn_weights": False}])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_torchs_own_attention_layer_returns_what_was_asked(wanted, gradients):
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)  # in training mode there is no second kernel to differ from
+    x = torch.rand(3, 5, 8)
+    with torch.set_grad_enabled(gradients):
+        plain, weights = layer(x, x, x, **wanted)
+        with visattn.capture(layer) as maps:
+            watched, seen = layer(x, x, x, **wanted)
+    torch.testing.assert_close(watched, plain)
+    assert (seen is None) == (weights is None)
+    if weights is not None:
+        torch.testing.assert_close(seen, weights)
+    assert maps[""].shape == (3, 2, 5, 5)
+    if gradients:
+        assert maps.gradients(watched.square().sum())[""].abs().max() > 0
 
 
 @pytest.mark.parametrize("distribution", ["sparsemax", "entmax15", "softmax", "sigmoid"])

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import timm
 import torch
+import torchvision
 from PIL import Image
 from torch import nn
 
 import visattn
 from tests.models import model_and_images
+from tests.reference.heatmaps import rollout
 from visattn.heatmaps import METHODS
 from visattn.heatmaps.cam import PACKAGE
 from visattn.heatmaps.scaling import to_heatmap
@@ -212,9 +214,26 @@ def test_blocks_in_somebodys_own_network():
     assert (relation.query_grid, relation.key_grid) == ((12, 8), (12, 8))
     features = model.stem(images)
     torch.testing.assert_close(relation.weights, model.relate.attention(features)[:, 0])
-    rollout = visattn.explain(model, images, "rollout")
-    assert rollout.raw.shape == (2, 12, 8)
-    assert rollout.layers == ("relate.attend",)
+    followed = visattn.explain(model, images, "rollout")
+    assert followed.raw.shape == (2, 12, 8)
+    assert followed.layers == ("relate.attend",)
+
+
+def test_torchvisions_transformer():
+    """torch's own attention layer, and a class token that is not called so."""
+    torch.manual_seed(0)
+    model = torchvision.models.VisionTransformer(64, 16, 3, 2, 32, 64, num_classes=5).eval()
+    nn.init.normal_(model.heads.head.weight)
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad(), visattn.capture(model) as maps:
+        model(images)
+    assert [weights.shape for weights in maps.values()] == [(2, 2, 17, 17)] * 3
+    e = visattn.explain(model, images, "rollout")
+    for number, raw in enumerate(e.raw):
+        R = rollout.rollout([weights[number].double().numpy() for weights in maps.values()])
+        np.testing.assert_allclose(raw.flatten(), rollout.readout(R, [0], 1), atol=1e-6)
+    for method in ("attention", "chefer", "grad_rollout", "gradcam"):
+        assert visattn.explain(model, images, method, target=1).heatmap.amax((1, 2)).tolist() == [1, 1], method
 
 
 def test_relations_of_windows_are_put_in_their_places():

@@ -198,7 +198,9 @@ def _layer(found: _Found, read: Tensor) -> Layer:
     keys = _tokens([s[flat][one] for s in columns])
     if _follow_keys(queries, keys):
         queries = keys
-    shown = read.reshape(order.numel(), -1)[order].any(1)  # by any head
+    results = read.flatten(0, -2)
+    results = results.repeat_interleave(order.numel() // len(results), 0)  # some are joined from all heads
+    shown = results[order].any(1)
     return Layer(found.name, before, after, order, queries, keys, shown)
 
 

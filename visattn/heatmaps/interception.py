@@ -14,6 +14,7 @@ A distribution that is never multiplied by values (selective kernels, a classifi
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ PROJECTION = re.compile(r"(to_|in_)?(qkv|kv|q|query|wq)(_?(proj|conv|projection)
 
 
 @dataclass
-class Call:
+class Call(ABC):
     """One use of attention.
 
     Args:
@@ -48,21 +49,21 @@ class Call:
     value: Tensor
     output: Tensor
 
+    @abstractmethod
     def rows(self) -> Tensor:
         """A tensor (..., Nq, *) of which every row belongs to one query."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weights(self) -> Tensor:
         """(..., Nq, Nk)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gradient(self, of: Tensor) -> Tensor:
         """The derivative of a number with respect to the weights, (..., Nq, Nk), given the one for :meth:`leaf`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leaf(self) -> Tensor:
         """The tensor of the model's graph that the derivative must be taken for first."""
-        raise NotImplementedError
 
 
 @dataclass
@@ -132,6 +133,21 @@ class Unfused(Call):
         return of.movedim(self.axis, -1)
 
 
+@dataclass
+class MultiHead(Unfused):
+    """A call of torch's own attention layer, whose weights are (B · heads, Nq, Nk) in the graph."""
+
+    heads: int
+
+    def rows(self) -> Tensor:
+        """(B, heads, Nq, Nk)."""
+        return self.source.unflatten(0, (-1, self.heads))
+
+    def gradient(self, of: Tensor) -> Tensor:
+        """The one of the weights."""
+        return of.unflatten(0, (-1, self.heads))
+
+
 def shared_heads(tokens: Tensor, query: Tensor) -> Tensor:
     """Keys or values repeated for grouped queries; a single head is left to broadcasting."""
     if tokens.ndim > 3 and tokens.shape[-3] not in (1, query.shape[-3]):
@@ -187,7 +203,8 @@ class Interception(TorchFunctionMode):
                 lineage = self.lineages[id(argument)][1]
                 if func.__name__ in PRODUCTS and len(args) > 1:
                     return self._used(lineage, argument, position, args[1 - position], output)
-                if isinstance(output, Tensor) and output.ndim >= 2:
+                # Something larger is no map any more, but what a gate was applied to.
+                if isinstance(output, Tensor) and output.ndim >= 2 and output.numel() <= lineage.distribution.numel():
                     self.lineages[id(output)] = output, lineage
                 break
         return output
@@ -212,14 +229,25 @@ class Interception(TorchFunctionMode):
         return changed.mT if position == 1 else changed.squeeze(-1) if vector else changed
 
     def _multi_head(self, args: Any, kwargs: Any) -> Any:
-        """torch's own layer, which runs on tensors of its own: let it hand out its weights."""
-        kwargs = {**kwargs, "need_weights": True, "average_attn_weights": False}
-        context, weights = F.multi_head_attention_forward(*args, **kwargs)
-        if weights is None or context.ndim == 2:  # one image without a batch
-            return context, weights
+        """torch's own layer, which runs on tensors of its own: let it hand out its weights, and return what was asked.
+
+        With gradients its result is that of the written-out form, equal up to rounding, since the maps must be part of
+        the graph.
+        """
+        every = {**kwargs, "need_weights": True, "average_attn_weights": False}
+        context, weights = F.multi_head_attention_forward(*args, **every)
+        assert weights is not None
+        answer = None
+        if not torch.is_grad_enabled():
+            context, answer = F.multi_head_attention_forward(*args, **kwargs)
+        elif kwargs.get("need_weights", True):
+            answer = weights.mean(-3) if kwargs.get("average_attn_weights", True) else weights
+        if context.ndim == 2:  # one image without a batch
+            return context, answer
         value, result = (x.transpose(0, 1)[:, None] for x in (args[2], context))  # (B, 1, N, d)
-        changed = self.report(Unfused(self.modules[-1], value, result, weights, -1))
-        return (context if changed is None else changed[:, 0].transpose(0, 1)), weights
+        source = weights.flatten(0, 1) if weights._base is None else weights._base  # what the context was made with
+        changed = self.report(MultiHead(self.modules[-1], value, result, source, -1, weights.shape[1]))
+        return (context if changed is None else changed[:, 0].transpose(0, 1)), answer
 
 
 def _sums_to_one(matrix: Tensor, axis: int) -> bool:
