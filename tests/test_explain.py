@@ -1,5 +1,6 @@
 """One call for every method: arguments, results, files, and which methods fit which model."""
 
+import copy
 import json
 
 import numpy as np
@@ -111,6 +112,14 @@ def test_imagenet_names_are_known():
         ({"target": 10}, ValueError, "class 10 is out of range: the model has classes 0 to 9"),
         ({"target": -1}, ValueError, "out of range"),
         ({"target": [1]}, ValueError, "1 targets for 2 images"),
+        ({"target": 1.5}, TypeError, "number or the name of a class, got 1.5"),
+        ({"target": True}, TypeError, "number or the name of a class, got True"),
+        ({"target": "", "classes": list("abcdefghij")}, ValueError, "the name of the class is empty"),
+        ({"classes": ["a", "b"]}, ValueError, "2 names for the 10 classes"),
+        ({"method": ["rollout"]}, TypeError, r"one name, got \['rollout'\]"),
+        ({"x": torch.rand(1, 3, 200, 200)}, ValueError, r"does not take images of 3x200x200 \("),
+        ({"x": torch.rand(1, 3, 200, 200), "method": "gradcam"}, ValueError, "does not take images of 3x200x200"),
+        ({"x": torch.full((1, 3, 160, 160), torch.nan)}, ValueError, "not finite"),
         ({"target": "dog"}, ValueError, "give classes="),
         ({"x": torch.zeros(0, 3, 160, 160)}, ValueError, "empty batch"),
         ({"x": torch.zeros(2, 3, 160, 160, dtype=torch.uint8)}, TypeError, r"got torch.uint8 \(2, 3, 160, 160\)"),
@@ -289,6 +298,60 @@ def test_baselines_are_what_they_say(vit):
     (gradient,) = torch.autograd.grad(model(watched)[:, 4].sum(), watched)
     e = visattn.explain(model, images, "input_gradient", target=4)
     torch.testing.assert_close(e.raw, gradient.abs().amax(1), atol=1e-6, rtol=1e-3)
+
+
+TOKENS_AND_CAMS = ["rollout", "chefer", "grad_rollout", "legrad", "gradcam", "input_gradient", "attention"]
+
+
+@pytest.mark.parametrize("method", TOKENS_AND_CAMS)
+def test_frozen_models_and_inference_mode(vit, method):
+    """Neither frozen parameters nor what the caller is in the middle of changes the result."""
+    model, images = copy.deepcopy(vit[0]), vit[1]
+    expected = visattn.explain(vit[0], images, method, target=2).heatmap
+    model.requires_grad_(False)
+    torch.testing.assert_close(visattn.explain(model, images, method, target=2).heatmap, expected)
+    model.head.requires_grad_(True)
+    torch.testing.assert_close(visattn.explain(model, images, method, target=2).heatmap, expected)
+    fresh = copy.deepcopy(model)
+    with torch.inference_mode():
+        inside = visattn.explain(fresh, images.clone(), method, target=2).heatmap
+        assert method in visattn.list_methods(fresh, images.clone())
+    torch.testing.assert_close(inside, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(visattn.explain(fresh, images, method, target=2).heatmap, expected)
+
+
+def test_targets_from_numpy(vit):
+    model, images = vit
+    assert visattn.explain(model, images, "random", target=np.int64(5)).target == (5, 5)
+    assert visattn.explain(model, images, "random", target=np.array([5, 6])).target == (5, 6)
+
+
+def test_a_model_whose_size_is_not_known():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Conv2d(3, 8, 8, stride=8)
+            self.position = nn.Parameter(torch.zeros(1, 8, 4, 4))
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head((self.embed(x) + self.position).mean((2, 3)))
+
+    with pytest.raises(ValueError, match=r"does not take images of 3x224x224 .*: give example="):
+        visattn.list_methods(Fixed())
+    assert "gradcam" in visattn.list_methods(Fixed(), torch.rand(1, 3, 32, 32))
+
+
+def test_a_model_without_classes():
+    with pytest.raises(ValueError, match="no classes"):
+        visattn.explain(timm.create_model("test_vit", num_classes=0), torch.rand(1, 3, 160, 160))
+
+
+@pytest.mark.parametrize("opacity", [-0.1, 1.1, "half"])
+def test_wrong_opacity(vit, opacity):
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        visattn.explain(*vit, "center").overlay(opacity)
 
 
 def test_reduced_precision(vit):

@@ -191,6 +191,8 @@ def _note(explanation: Explanation) -> str:
     layers = explanation.layers
     if explanation.method == "gates" and explanation.raw[0].numel() == 1:
         return "weighs channels, not places"
+    if explanation.method == "gates" and float(explanation.heatmap.max()) == 0:
+        return "the same at every place"
     return f"{len(layers)} layers" if len(layers) > 1 else "".join(layers)
 
 

@@ -127,7 +127,7 @@ def _relevance(request: Request, *, normalised: bool) -> Result:
             calls.append((layer, call))
 
     with torch.enable_grad():
-        request.run(watching(request, found, keep))
+        request.run(watching(request, found, keep), images=request.images.clone().requires_grad_())
         leaves = [call.leaf() for _, call in calls]
         gradients = torch.autograd.grad(request.score(), leaves, allow_unused=True)
     with torch.no_grad():
@@ -153,7 +153,7 @@ def legrad(request: Request) -> Result:
     handles = [block.register_forward_hook(lambda _m, _a, output: outputs.append(output)) for block in blocks]
     try:
         with torch.enable_grad():
-            request.run(watching(request, found, keep))
+            request.run(watching(request, found, keep), images=request.images.clone().requires_grad_())
             gradients = [
                 torch.autograd.grad(request.score(model.forward_head(model.norm(tokens))), call.leaf())[0]
                 for tokens, (_, call) in reversed(list(zip(outputs, calls, strict=True)))

@@ -16,6 +16,7 @@ class Maps(Mapping[str, Tensor]):
 
     Each is (..., queries, keys) as the layer has it: (B, heads, N, N) in a plain transformer, with windows beside the
     batch or the heads in others. A module that attends more than once has names with numbers: ``attn``, ``attn#2``.
+    They are no part of the model's graph; :meth:`gradients` has what one would differentiate them for.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,8 @@ class Maps(Mapping[str, Tensor]):
             number += 1
             name = f"{call.name}#{number}"
         self._calls[name] = call
-        self._weights[name] = call.weights()
+        with torch.no_grad():
+            self._weights[name] = call.weights()
 
     def _clear(self) -> None:
         self._calls.clear()
@@ -42,6 +44,10 @@ class Maps(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._weights)
+
+    def __repr__(self) -> str:
+        shapes = (f"{name} {tuple(weights.shape)}" for name, weights in self.items())
+        return f"Maps({', '.join(shapes)})"
 
     def gradients(self, score: Tensor) -> dict[str, Tensor]:
         """The derivative of a number with respect to every map, by name.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -101,8 +102,9 @@ def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
     (True, 'the model has no attention between tokens')
     """
     model = as_written(model)
-    images = next(iter(example_images(model))) if example is None else as_batch(model, example)
-    with evaluating(model), uncompiled(model):
+    images = as_batch(model, next(iter(example_images(model))) if example is None else example)
+    advice = ": give example=, a batch of images that it accepts" if example is None else ""
+    with looking(model), refusals_explained(model, images, advice):
         return MethodList({name: _why_not(METHODS[name], model, images) for name in METHODS})
 
 
@@ -144,17 +146,21 @@ def explain(
     >>> e.heatmap.shape, e.raw.shape, e.layers[0]
     (torch.Size([2, 160, 160]), torch.Size([2, 10, 10]), 'blocks.0.attn')
     """
+    if not isinstance(method, str):
+        raise TypeError(f"method is one name, got {method!r}")
     chosen = METHODS[method]
     check_options(method, options)
     model = as_written(model)
     images = as_batch(model, x)
-    with evaluating(model), uncompiled(model):
+    with looking(model), refusals_explained(model, images):
         reason = chosen.why_not(model, images)
         if reason is not None:
             raise ValueError(f"{method} does not work on this {type(model).__name__}: {reason}")
         request = Request(model, images, frames=frames)
         number = _number_of_classes(model, images)
         classes = class_names(number) if classes is None else classes
+        if classes is not None and len(classes) != number:
+            raise ValueError(f"{len(classes)} names for the {number} classes of the model")
         wanted = resolve(target, len(images), number, classes)
         request.target = None if wanted is None else wanted.to(images.device)
         result = chosen.run(request, **options)
@@ -163,6 +169,8 @@ def explain(
                 request.run()
     assert request.logits is not None
     assert request.target is not None
+    if not request.logits.isfinite().all() or not result.maps.isfinite().all():
+        raise ValueError("the model's numbers for these images are not finite (NaN or infinite): there is no heatmap")
     size = (images.shape[-2], images.shape[-1])
     return Explanation(
         heatmap=to_heatmap(result.maps, size),
@@ -186,7 +194,7 @@ def relate(model: nn.Module, x: Tensor) -> dict[str, gates.Relation]:
         model, x: as in :func:`explain`.
     """
     model = as_written(model)
-    with evaluating(model), uncompiled(model):
+    with looking(model):
         return gates.relations(Request(model, as_batch(model, x)))
 
 
@@ -202,9 +210,32 @@ def attention_heads(
     """
     model = as_written(model)
     images = as_batch(model, x)
-    with evaluating(model), uncompiled(model):
+    with looking(model):
         maps = attention.every_head(Request(model, images), layers, heads)
     return {key: to_heatmap(each, (images.shape[-2], images.shape[-1])) for key, each in maps.items()}
+
+
+@contextmanager
+def looking(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, as written, and with gradients possible, whatever the caller is in the middle of."""
+    with torch.inference_mode(False), evaluating(model), uncompiled(model):
+        yield
+
+
+@contextmanager
+def refusals_explained(model: nn.Module, images: Tensor, advice: str = "") -> Iterator[None]:
+    """When something fails because the model does not take these images at all, say that instead."""
+    try:
+        yield
+    except (AssertionError, RuntimeError, ValueError) as error:
+        try:
+            with torch.no_grad():
+                model(images[:1])
+        except Exception as refusal:  # a network can refuse an image in any way it likes
+            reason = " ".join(str(refusal).split()) or type(refusal).__name__
+            size = "x".join(map(str, images.shape[1:]))
+            raise ValueError(f"the model does not take images of {size} ({reason}){advice}") from error
+        raise
 
 
 def check_options(method: str, options: dict[str, Any]) -> None:
@@ -235,11 +266,15 @@ def as_batch(model: nn.Module, x: Tensor) -> Tensor:
     if len(x) == 0:
         raise ValueError("x is an empty batch")
     like = next((p for p in model.parameters() if p.is_floating_point()), x)
-    return x.detach().to(like.device, like.dtype)
+    with torch.inference_mode(False):
+        x = x.clone() if x.is_inference() else x.detach()
+        return x.to(like.device, like.dtype)
 
 
 def _number_of_classes(model: nn.Module, images: Tensor) -> int:
     number = getattr(model, "num_classes", None)
+    if number == 0:
+        raise ValueError("the model has no classes (num_classes=0): give it a classifier")
     if isinstance(number, int) and number > 0:
         return number
     with torch.no_grad():

@@ -70,6 +70,9 @@ class Explanation:
 
         from visattn.report.figures import overlay
 
+        if not isinstance(opacity, int | float) or not 0 <= opacity <= 1:
+            raise ValueError(f"opacity is a number from 0 to 1, got {opacity!r}")
+
         return [
             Image.fromarray(overlay(image, heatmap, opacity))
             for image, heatmap in zip(self.pixels(), self.heatmap.numpy(), strict=True)

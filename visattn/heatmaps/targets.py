@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from numbers import Integral
 from typing import TypeAlias
 
 import torch
@@ -26,6 +27,8 @@ def class_names(number: int) -> tuple[str, ...] | None:
 
 def class_index(name: str, classes: Sequence[str] | None) -> int:
     """A class by its name, by one of its synonyms, or by its number written out."""
+    if not name.strip():
+        raise ValueError("the name of the class is empty")
     if name.isdecimal() and (classes is None or name not in classes):
         return int(name)
     if classes is None:
@@ -54,11 +57,14 @@ def resolve(target: Target, images: int, number: int, classes: Sequence[str] | N
     """
     if target is None:
         return None
-    if isinstance(target, Tensor):
+    if not isinstance(target, Integral | str) and hasattr(target, "tolist"):  # a tensor or an array
         target = target.tolist()
-    every = [target] * images if isinstance(target, int | str) else list(target)
+    every = list(target) if isinstance(target, Sequence) and not isinstance(target, str) else [target] * images
     if len(every) != images:
         raise ValueError(f"{len(every)} targets for {images} images: give one, or one for each")
+    for each in every:
+        if isinstance(each, bool) or not isinstance(each, Integral | str):
+            raise TypeError(f"a target is the number or the name of a class, got {each!r}")
     indices = [class_index(each, classes) if isinstance(each, str) else int(each) for each in every]
     for index in indices:
         if not 0 <= index < number:

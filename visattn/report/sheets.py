@@ -47,7 +47,7 @@ class Sheet:
 
     def bar(self, x: float, y: float, height: float) -> None:
         """The colour bar."""
-        colour_bar(self.figure, "largest = 1", cax=self.axes(x, y, 0.13, height))
+        colour_bar(self.figure, "smallest = 0, largest = 1", cax=self.axes(x, y, 0.13, height))
 
     def save(self, path: Path) -> None:
         """Write the PNG."""
