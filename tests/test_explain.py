@@ -192,13 +192,12 @@ def test_gates_are_the_maps_that_blocks_apply(cnn):
         visattn.explain(model, images, "gates", layer="layer9")
 
 
-def test_channel_gates_have_no_place(vit):
+def test_channel_gates_have_no_place():
     model = visattn.attach(timm.create_model("test_resnet").eval(), "se", init="paper")
     e = visattn.explain(model, torch.rand(2, 3, 64, 64), "gates")
     assert e.heatmap.max() == 0
     assert len(e.extra["channels"]) == len(e.layers) > 1
     assert all(weights.shape[0] == 2 and weights.ndim == 2 for weights in e.extra["channels"].values())
-    del vit
 
 
 class Own(nn.Module):

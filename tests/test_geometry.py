@@ -131,7 +131,7 @@ def test_heads_in_the_batch_and_windows_beside_them():
         )
 
 
-def test_geometry_is_found_once_and_again_when_the_model_changes(monkeypatch):
+def test_geometry_is_found_once_and_again_when_the_model_changes():
     model, images = model_and_images("test_vit", number=1)
     assert geometry(model, images) is geometry(model, images)
     before = geometry(model, images)
@@ -142,7 +142,6 @@ def test_geometry_is_found_once_and_again_when_the_model_changes(monkeypatch):
     assert len(before.layers) == 6
     calls = first_calls(model, images, number=6)
     assert all(isinstance(call, Fused) for call in calls)
-    del monkeypatch
 
 
 def test_what_the_output_reads():
