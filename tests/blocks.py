@@ -22,6 +22,7 @@ from tests.reference.blocks import (
     gc,
     gct,
     ge,
+    hard,
     lka,
     mhsa,
     nonlocal_,
@@ -139,6 +140,15 @@ def gc_parts(m: nn.Module) -> tuple[Any, ...]:
     return matrix(m.key)[0], bias(m.key), *linear(m.fc1), ln, *linear(m.fc2)
 
 
+def hard_parts(m: nn.Module) -> tuple[Any, ...]:
+    return (*linear(m.fc1), *linear(m.fc2), m.glimpses, m.window)
+
+
+def mask(attention: Any) -> Tensor:
+    """What a block multiplied by; hard attention gives its probabilities as well."""
+    return attention[0] if isinstance(attention, tuple) else attention
+
+
 def double_parts(m: nn.Module) -> tuple[Any, ...]:
     return (*linear(m.features), *linear(m.gather), *linear(m.distribute), *linear(m.out))
 
@@ -181,6 +191,7 @@ OUTPUT: dict[str, Oracle] = {
     "nonlocal_concat": lambda m, x: nonlocal_.concat(x, *embedded(m), array(m.w_f), subsample=m.subsample),
     "mhsa": lambda m, x: mhsa.bottleneck_mhsa(*mhsa_parts(m, x)),
     "double": lambda m, x: double.double_attention(x, *double_parts(m)),
+    **dict.fromkeys(("hard", "hard_topk"), lambda m, x: hard.hard(x, *hard_parts(m), m.fill)),
 }
 
 # What attention() returns where it is not simply output / input.
@@ -195,6 +206,7 @@ WEIGHTS: dict[str, Oracle] = {
     ],
     "mhsa": lambda m, x: mhsa.bottleneck_mhsa_weights(*mhsa_parts(m, x)),
     "double": lambda m, x: double.double_attention_weights(x, *double_parts(m))[:, None],
+    **dict.fromkeys(("hard", "hard_topk"), lambda m, x: hard.hard_mask(x, *hard_parts(m))),
 }
 
 # Blocks whose attention() is a map that the input is multiplied by.
@@ -260,5 +272,8 @@ VARIANTS = [
     Case("nonlocal_dot", {"subsample": 2}),
     Case("nonlocal_concat", {"subsample": 2}),
     Case("mhsa", {"heads": 2, "size": 7}),
+    Case("hard", {"glimpses": 3, "window": 2, "fill": "mean"}, sizes=((7, 5), (33, 17))),
+    Case("hard", {"glimpses": 1.0, "signal": "reinforce"}),
+    Case("hard_topk", {"glimpses": 2, "window": 3}, sizes=((7, 5), (33, 17))),
 ]
 CASES = DEFAULTS + VARIANTS

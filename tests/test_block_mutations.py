@@ -63,6 +63,10 @@ MUTATIONS = [
     ("mhsa", {}, "position - position[:, None] + length - 1", "position[:, None] - position + length - 1"),
     ("mhsa", {}, "scale=self.head_dim**-0.5", "scale=(self.heads * self.head_dim) ** -0.5"),
     ("double", {}, "self.distribute(x).flatten(2), dim=1", "self.distribute(x).flatten(2), dim=2"),
+    ("hard", {"glimpses": 3, "window": 2}, "F.avg_pool2d(e, self.window, stride=1)", "e[..., 1:, 1:]"),
+    ("hard", {"glimpses": 3, "window": 2}, "total.clamp(max=1)", "total"),
+    ("hard", {"fill": "mean"}, "x.mean((2, 3), keepdim=True)", "x.mean((0, 2, 3), keepdim=True)"),
+    ("hard_topk", {}, "return super().choose(x, energies, k)", "return super().choose(x, -energies, k)"),
 ]  # fmt: skip
 
 
@@ -97,6 +101,6 @@ def test_every_block_has_a_mutation():
 )
 def test_a_mistake_turns_the_oracle_test_red(name, options, line, mistake, monkeypatch):
     factory = mutated_factory(name, line, mistake, monkeypatch)
-    case = Case(name, options, channels=32)
+    case = Case(name, options, channels=32, sizes=((7, 5), (33, 17)))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         check_against_oracle(case, case.build(factory=factory))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import visattn
-from tests.blocks import DEFAULTS, Case, randomise
+from tests.blocks import DEFAULTS, Case, mask, randomise
 from visattn.blocks import FAMILIES, Gate, block_info
 
 every_block = pytest.mark.parametrize("case", DEFAULTS, ids=lambda case: case.id)
@@ -34,7 +34,7 @@ def test_shapes(case, size, batch):
     block = case.build(dtype=torch.float32)
     x = torch.randn(batch, case.channels, *size)
     assert block(x).shape == x.shape
-    assert block.attention(x).shape in attention_shapes(case, batch, *size)
+    assert mask(block.attention(x)).shape in attention_shapes(case, batch, *size)
     assert block(x).isfinite().all()
 
 
@@ -84,7 +84,7 @@ def test_nothing_is_left_behind_when_moved(case):
     block = case.build().to("meta")
     x = torch.empty(2, case.channels, 7, 5, device="meta", dtype=torch.float64)
     assert block(x).is_meta
-    assert block.attention(x).is_meta
+    assert mask(block.attention(x)).is_meta
 
 
 @every_block

@@ -19,6 +19,8 @@ from visattn.blocks.fca import FrequencyChannel
 from visattn.blocks.gc import GlobalContext
 from visattn.blocks.gct import GatedChannel
 from visattn.blocks.ge import GatherExcite, GatherExcitePlus, GatherExciteTheta
+from visattn.blocks.hard import HardAttention
+from visattn.blocks.hard_topk import HardTopK
 from visattn.blocks.lka import LargeKernel
 from visattn.blocks.mhsa import MultiHeadSelfAttention2d
 from visattn.blocks.non_local import NonLocal, NonLocalConcat, NonLocalDot, NonLocalGaussian
@@ -50,6 +52,8 @@ __all__ = [
     "GatherExcitePlus",
     "GatherExciteTheta",
     "GlobalContext",
+    "HardAttention",
+    "HardTopK",
     "LargeKernel",
     "MultiHeadSelfAttention2d",
     "NonLocal",

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from visattn.core.sampling import gumbel_like
 from visattn.registry import Registry
 
 Distribution = Callable[..., Tensor]
@@ -133,12 +134,8 @@ def hard(energies: Tensor, dim: int = -1, *, sample: bool = False) -> Tensor:
     tensor([0., 0., 1.])
     """
     soft = softmax(energies, dim)
-    if sample:
-        # Gumbel-max: the arg-max of e - log(-log U) is distributed as softmax(e).
-        noise = torch.empty_like(energies, memory_format=torch.contiguous_format).exponential_().log().neg()
-        choice = (energies + noise).argmax(dim)
-    else:
-        choice = energies.argmax(dim)
+    # Gumbel-max: the arg-max of energies with Gumbel noise is distributed as their softmax.
+    choice = (energies + gumbel_like(energies) if sample else energies).argmax(dim)
     one_hot = F.one_hot(choice, energies.shape[dim]).to(soft.dtype).movedim(-1, dim)
     one_hot = one_hot.masked_fill(_nothing_visible(energies, dim), 0)
     return one_hot + (soft - soft.detach())

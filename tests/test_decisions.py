@@ -1,0 +1,145 @@
+"""REINFORCE: unbiased, with less variance behind a baseline, and taken up by whoever trains."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import visattn
+from tests.reference import hard as oracle
+from visattn.core.decisions import Decides, Decision, policy_loss, take_decisions
+from visattn.core.sampling import draw_log_prob, entropy, top_k
+from visattn.hard.ram import log_normal
+
+ENERGIES = torch.tensor([0.3, -1.2, 0.9, 0.1, -0.4], dtype=torch.float64)
+WORTH = torch.tensor([0.2, 1.0, -0.5, 0.8, 0.1], dtype=torch.float64)
+DRAWS = 40_000
+
+
+def reward(chosen):
+    """Depends on the order too."""
+    return float(WORTH[chosen[0]] + 0.3 * WORTH[chosen[1]] + 2)
+
+
+def estimates(baseline):
+    """The REINFORCE gradient in the energies for every one of many draws, (draws, N): uphill."""
+    torch.manual_seed(0)
+    energies = ENERGIES.repeat(DRAWS, 1).requires_grad_()
+    chosen = top_k(energies.detach(), 2, sample=True)
+    rewards = WORTH[chosen[:, 0]] + 0.3 * WORTH[chosen[:, 1]] + 2
+    log_prob = draw_log_prob(energies, chosen)
+    decision = Decision(log_prob, torch.full_like(log_prob.detach(), baseline), entropy(energies).detach())
+    (gradient,) = torch.autograd.grad(policy_loss(decision, rewards), energies)
+    return -DRAWS * gradient
+
+
+def exact():
+    value, gradient = oracle.exact_policy_gradient(ENERGIES.numpy(), 2, reward)
+    return value, torch.from_numpy(gradient)
+
+
+def test_the_mean_of_the_estimate_is_the_exact_gradient():
+    each = estimates(baseline=0.0)
+    error = each.std(0) / DRAWS**0.5
+    assert ((each.mean(0) - exact()[1]).abs() < 4 * error).all()
+    assert (exact()[1].abs() > 20 * error).any()  # so that zero would not pass
+
+
+def test_a_baseline_leaves_the_mean_unchanged():
+    value, gradient = exact()
+    each = estimates(baseline=value)
+    error = each.std(0) / DRAWS**0.5
+    assert ((each.mean(0) - gradient).abs() < 4 * error).all()
+    assert (gradient.abs() > 20 * error).sum() >= 2
+
+
+def test_a_baseline_lowers_the_variance():
+    value, _ = exact()
+    assert (estimates(baseline=value).var(0) < estimates(baseline=0.0).var(0) / 5).all()
+
+
+def test_a_gaussian_policy():
+    """E[-(l - c)²] has the gradient 2 (c - mean) in the mean."""
+    sigma, target = 0.3, torch.tensor([0.4, -0.2], dtype=torch.float64)
+    mean = torch.tensor([0.1, 0.3], dtype=torch.float64).repeat(DRAWS, 1).requires_grad_()
+    location = mean.detach() + sigma * torch.randn(DRAWS, 2, dtype=torch.float64)
+    log_prob = log_normal(location, mean, sigma)[:, None]
+    rewards = -(location - target).square().sum(1)
+    decision = Decision(log_prob, rewards.mean().expand(DRAWS, 1), torch.zeros(DRAWS, 1))
+    (gradient,) = torch.autograd.grad(policy_loss(decision, rewards), mean)
+    each = -DRAWS * gradient
+    expected = 2 * (target - mean[0].detach())
+    assert ((each.mean(0) - expected).abs() < 4 * each.std(0) / DRAWS**0.5).all()
+
+
+def test_the_terms_of_the_loss():
+    log_prob = torch.tensor([[-1.0, -2.0], [-0.5, -0.1]], requires_grad=True)
+    guess = torch.tensor([[0.2, 0.4], [0.6, 0.8]], requires_grad=True)
+    spread = torch.tensor([[0.7], [0.9]], requires_grad=True)
+    loss = policy_loss(Decision(log_prob, guess, spread, weight=0.1, entropy_weight=0.5), torch.tensor([1.0, 0.0]))
+    policy = -0.1 * ((-1.0 * 0.8 - 2.0 * 0.6) + (0.5 * 0.6 + 0.1 * 0.8)) / 2
+    regression = (0.8**2 + 0.6**2 + 0.6**2 + 0.8**2) / 4
+    assert loss.item() == pytest.approx(policy + regression - 0.5 * 0.8)
+    loss.backward()
+    torch.testing.assert_close(guess.grad, torch.tensor([[-0.4, -0.3], [0.3, 0.4]]))  # the regression only
+    torch.testing.assert_close(log_prob.grad, torch.tensor([[-0.04, -0.03], [0.03, 0.04]]))
+    assert spread.grad.tolist() == [[-0.25], [-0.25]]
+
+
+def test_an_average_is_not_learned_by_regression():
+    log_prob = torch.zeros(2, 1, requires_grad=True)
+    loss = policy_loss(Decision(log_prob, torch.full((2, 1), 0.5), torch.zeros(2, 1)), torch.tensor([1.0, 0.0]))
+    assert loss.item() == 0
+
+
+class Coin(Decides):
+    """Decides once per image, with a learned probability."""
+
+    def __init__(self):
+        super().__init__()
+        self.energies = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        if not self.training:
+            return x
+        energies = self.energies.expand(len(x), 2)
+        chosen = top_k(energies.detach(), 1, sample=True)
+        self.decision = Decision(draw_log_prob(energies, chosen), torch.zeros(len(x), 1), entropy(energies))
+        return x * chosen
+
+
+def test_decisions_are_found_anywhere_and_taken_once():
+    model = nn.Sequential(nn.Sequential(Coin(), nn.Identity()), Coin())
+    model(torch.ones(3, 1))
+    assert len(list(take_decisions(model))) == 2
+    assert list(take_decisions(model)) == []
+    model.eval()(torch.ones(3, 1))
+    assert list(take_decisions(model)) == []
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_model_can_be_copied_in_the_middle_of_a_step(duplicate):
+    coin = Coin()
+    coin(torch.ones(3, 1))
+    other = duplicate(coin)
+    assert other.decision is None
+    assert coin.decision is not None
+
+
+def test_a_policy_learns_what_pays():
+    """Two hundred steps of a two-armed bandit."""
+    coin = Coin().train()
+    optimiser = torch.optim.Adam(coin.parameters(), lr=0.05)
+    for _ in range(200):
+        rewards = coin(torch.ones(16, 1))[:, 0]  # one for the second side
+        loss = sum(policy_loss(decision, rewards) for decision in take_decisions(coin))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert coin.energies.softmax(0)[1] > 0.95
+
+
+def test_decides_is_public():
+    assert visattn.hard.Decides is Decides

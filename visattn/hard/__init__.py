@@ -1,0 +1,7 @@
+"""Location-wise hard attention: models that look at a few places of an image and never see the rest."""
+
+from visattn.core.decisions import Decides, Decision, policy_loss, take_decisions
+from visattn.hard.ram import RAM
+from visattn.hard.sensor import glimpse
+
+__all__ = ["RAM", "Decides", "Decision", "glimpse", "policy_loss", "take_decisions"]

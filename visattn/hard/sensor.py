@@ -1,0 +1,51 @@
+"""A retina: sharp in the middle, coarse around it (Mnih et al. 2014, https://arxiv.org/abs/1406.6247).
+
+**Where a location is.** Everywhere in visattn a location is (x, y) with both in [-1, 1]: x runs from the left edge of
+the image (-1) to its right edge (1), y from its upper edge (-1) to its lower edge (1); (0, 0) is the middle.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def glimpse(images: Tensor, locations: Tensor, *, size: int, scales: int = 1) -> Tensor:
+    """Patches around locations, each scale twice as wide as the one before and averaged down to the same size.
+
+    One call of ``grid_sample`` for all images, locations and scales. A location between pixels is interpolated; what
+    lies outside the image is zero.
+
+    Args:
+        images: (B, C, H, W).
+        locations: (B, G, 2), the centres as (x, y).
+        size: side of the smallest patch in pixels, and of every patch afterwards.
+        scales: how many patches there are around a location.
+
+    Returns:
+        (B, G, scales, C, size, size).
+
+    >>> image = torch.arange(16.0).view(1, 1, 4, 4)
+    >>> glimpse(image, torch.tensor([[[0.5, -0.5]]]), size=2).view(2, 2)  # to the right, and up
+    tensor([[2., 3.],
+            [6., 7.]])
+    """
+    height, width = images.shape[-2:]
+    dtype = torch.promote_types(images.dtype, torch.float32)  # half precision cannot tell the pixels of a large image
+    sides = [size * 2**scale for scale in range(scales)]
+    points = torch.cat([_offsets(side, images.device, dtype) for side in sides])  # (P, 2), in pixels
+    points = points * torch.tensor([2 / width, 2 / height], device=images.device, dtype=dtype)
+    grid = locations.to(dtype)[:, :, None] + points  # (B, G, P, 2)
+    seen = F.grid_sample(images.to(dtype), grid, padding_mode="zeros", align_corners=False)  # (B, C, G, P)
+    patches = [
+        F.avg_pool2d(patch.unflatten(-1, (side, side)).flatten(1, 2), side // size).unflatten(1, patch.shape[1:3])
+        for side, patch in zip(sides, seen.split([side**2 for side in sides], -1), strict=True)
+    ]
+    return torch.stack(patches, 1).permute(0, 3, 1, 2, 4, 5).to(images.dtype)  # from (B, scales, C, G, size, size)
+
+
+def _offsets(side: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """(x, y) of the pixels of a square from its centre, row by row."""
+    line = torch.arange(side, device=device, dtype=dtype) - (side - 1) / 2
+    return torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).flatten(0, 1)
