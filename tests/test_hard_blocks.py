@@ -154,7 +154,7 @@ def test_bad_signals_are_explained(name, options, message):
 
 @BOTH
 def test_maps_that_are_too_small_are_explained(name, x):
-    with pytest.raises(ValueError, match="36 glimpses are more than the 35 windows"):
+    with pytest.raises(ValueError, match="36 glimpses are more than there are windows on the map, 35"):
         built(name, glimpses=36)(x)
     with pytest.raises(ValueError, match="a window of 6 x 6 does not fit into a map of 7 x 5"):
         built(name, window=6)(x)

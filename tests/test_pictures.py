@@ -3,7 +3,9 @@ import pytest
 from PIL import Image
 
 from visattn.report.figures import DPI, overlay
-from visattn.report.sheets import draw_channels, draw_comparison, draw_fixations, draw_grid, draw_strip
+from visattn.report.heatmaps import Answer
+from visattn.report.paths import draw_fixations, draw_paths
+from visattn.report.sheets import draw_channels, draw_comparison, draw_grid, draw_strip
 from visattn.report.views import Channels, Fixations, Relation, Subject, View
 
 BLUE = (0, 0, 255)  # neither in a heatmap over a grey image nor in the text
@@ -247,6 +249,29 @@ def test_fixations_keep_the_aspect_ratio(tmp_path):
         sheet = read(tmp_path / "f.png")
         _, _, height, width = extent(blue(sheet)[: sheet.shape[0] * 3 // 4])
         assert height == pytest.approx(width, abs=2)
+
+
+def test_paths_of_two_models_are_drawn_on_the_same_images(tmp_path):
+    """Two images and two models: a box on the right of the first row, one above in the second; answers in colour."""
+    images = np.full((2, 60, 60, 3), 128, np.uint8)
+    right, above = (Fixations(np.array([point], np.float32), (20, 20)) for point in ((0.9, 0), (0, -0.6)))
+    yes, no = Answer("3", "3", 0.9), Answer("3", "8", 0.6)
+    looked = {"one": [(right, yes), (right, yes)], "other": [(above, no), (above, no)]}
+    draw_paths(tmp_path / "p.png", images, looked, title="title", masks=np.zeros((2, 60, 60), bool))
+    sheet = read(tmp_path / "p.png").astype(int)
+    upper, lower = np.array_split(sheet, 2)
+    grey = near(sheet, (128, 128, 128), 3)
+    top, left, _, _ = extent(grey[: len(upper)])
+    violet = (sheet[..., 2] > sheet[..., 1] + 80) & (sheet[..., 2] > sheet[..., 0] + 40)
+    panel = extent(grey[: len(upper), : sheet.shape[1] // 2])
+    box = extent(violet[: len(upper), : sheet.shape[1] // 2])
+    assert box[1] > left + 0.7 * panel[3]  # on the right, and cut off at the edge of the image
+    assert box[1] + box[3] <= left + panel[3] + 2
+    assert box[0] == pytest.approx(top + panel[2] / 3, abs=8)
+    below = extent(violet[len(upper) :, : sheet.shape[1] // 2])
+    assert below[1] == pytest.approx(left + panel[3] / 3, abs=8)
+    for half, colour in ((upper, (26, 127, 55)), (lower, (193, 18, 31))):
+        assert near(half, colour, 40).sum() > 20
 
 
 @pytest.mark.parametrize(

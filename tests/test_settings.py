@@ -122,7 +122,7 @@ def test_all_recipes_are_there():
     names = {path.stem for path in CONFIGS}
     assert names == {
         "digits", "imagenette", "imagewoof", "imagenet100", "imagenet_8gpu", "imagenet_multinode", "vit_imagenette",
-        "hard_digits",
+        "hard_digits", "ram_mnist", "ram_fashion",
     }  # fmt: skip
 
 

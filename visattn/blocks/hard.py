@@ -102,7 +102,7 @@ class HardWindows(Decides):
         if isinstance(self.glimpses, float):
             return max(1, round(self.glimpses * windows))
         if self.glimpses > windows:
-            raise ValueError(f"{self.glimpses} glimpses are more than the {windows} windows that the map has")
+            raise ValueError(f"{self.glimpses} glimpses are more than there are windows on the map, {windows}")
         return self.glimpses
 
     def choose(self, x: Tensor, energies: Tensor, k: int) -> Tensor:

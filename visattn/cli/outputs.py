@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from visattn.cli.findings import Finding
 from visattn.files import replacing
 from visattn.report.figures import overlay, save_pixels
-from visattn.report.sheets import draw_channels, draw_fixations, draw_grid, draw_strip
+from visattn.report.paths import draw_fixations
+from visattn.report.sheets import draw_channels, draw_grid, draw_strip
 
 LETTERS = 12  # of a layer's name above a small picture
 KINDS = ("channels", "fixations", "grid", "depth")  # of pictures beside those of the methods

@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from visattn.data.datamodule import Examples, ImageData
-from visattn.heatmaps import grad_cam, look_at
+from visattn.heatmaps import Looks, explain, grad_cam, look_at, on_mask
 from visattn.models.survey import evaluating
 from visattn.report.curves import draw_confusion, draw_curves, read_confusion
 from visattn.report.heatmaps import Answer, draw_film, draw_heatmaps
-from visattn.training.film import Film
+from visattn.report.paths import draw_paths
+from visattn.report.views import Fixations
+from visattn.training.film import Film, Look
 from visattn.training.processes import on_first_process
 from visattn.training.settings import Settings
 
@@ -32,11 +35,18 @@ def create_film(folder: Path, settings: Settings, model: nn.Module, data: ImageD
     examples = data.examples(FILMED)
     inputs = _inputs(examples, data)
     try:
-        place = look_at(model, inputs)
+        _, look = _way_to_look(model, inputs)
     except ValueError as error:
         on_first_process(print, f"note: no heatmaps of this model, since {error}")
         return []
-    return [Film(folder, every, np.stack(examples.images), inputs, partial(grad_cam, place=place), draw_film)]
+    return [Film(folder, every, np.stack(examples.images), inputs, look, draw_film)]
+
+
+def _way_to_look(model: nn.Module, inputs: Tensor) -> tuple[str, Look]:
+    """How to see what a model looks at, by name: its glimpses if it takes any, else Grad-CAM."""
+    if isinstance(model, Looks):
+        return "glimpses", lambda model, images: explain(model, images, "glimpses").heatmap
+    return "Grad-CAM", partial(grad_cam, place=look_at(model, inputs))
 
 
 def _inputs(examples: Examples, data: ImageData) -> Tensor:
@@ -56,17 +66,39 @@ def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dic
     examples = data.examples(SHOWN)
     inputs = _inputs(examples, data)
     try:
-        place = look_at(model, inputs)
+        way, look = _way_to_look(model, inputs)
     except ValueError:
         return  # said at the beginning
-    maps = grad_cam(model, inputs, place).numpy()
+    maps = look(model, inputs).numpy()
     masks = None if examples.masks is None else np.stack(examples.masks)
-    title = f"What {name} looks at (Grad-CAM, best epoch)"
+    title = f"What {name} looks at ({way}, best epoch)"
+    images, answers = np.stack(examples.images), _answers(model, inputs, examples, data.source.names)
+    if isinstance(model, Looks):
+        _draw_fixations(folder / "fixations.png", model, images, inputs, answers, masks, name)
     if masks is not None:
         inside = float((maps * masks).sum() / max(maps.sum(), 1e-12))
         title += f": {inside:.0%} of it on the outlined digit, which covers {masks.mean():.0%} of the image"
-    images, answers = np.stack(examples.images), _answers(model, inputs, examples, data.source.names)
-    draw_heatmaps(folder / "heatmaps.png", images, maps, answers, title=title, masks=masks)
+    label = "seen how often (most = 1)" if isinstance(model, Looks) else "evidence for the answer (largest = 1)"
+    draw_heatmaps(folder / "heatmaps.png", images, maps, answers, title=title, label=label, masks=masks)
+
+
+def _draw_fixations(
+    path: Path,
+    model: Looks,
+    images: NDArray[np.uint8],
+    inputs: Tensor,
+    answers: Sequence[Answer],
+    masks: NDArray[np.bool_] | None,
+    name: str,
+) -> None:
+    with torch.no_grad():
+        points, (height, width) = model.fixations(inputs)
+    title = f"Where {name} looks, step by step"
+    if masks is not None:
+        share = float(on_mask(points, torch.from_numpy(masks)).float().mean())
+        title += f": {share:.0%} of the fixations on the outlined digit, which covers {masks.mean():.0%} of the image"
+    paths = [Fixations(each, (width, height)) for each in points.float().numpy()]
+    draw_paths(path, images, {name: list(zip(paths, answers, strict=True))}, title=title, masks=masks)
 
 
 def _answers(model: nn.Module, inputs: Tensor, examples: Examples, names: Sequence[str]) -> list[Answer]:

@@ -9,6 +9,8 @@ os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it would ask the netwo
 
 import albumentations as A
 import cv2
+import numpy as np
+from numpy.typing import NDArray
 
 from visattn.registry import Registry
 
@@ -72,6 +74,12 @@ def training_transform(name: str, size: int) -> A.Compose:
     4
     """
     return A.Compose(AUGMENTATIONS[name](size))
+
+
+def changes_nothing(transform: A.Compose, image: NDArray[np.uint8]) -> bool:
+    """Whether a transform only resizes, and the image has the size already."""
+    steps = transform.transforms
+    return len(steps) == 1 and type(steps[0]) is A.Resize and image.shape[:2] == (steps[0].height, steps[0].width)
 
 
 def evaluation_transform(size: int, crop_pct: float) -> A.Compose:

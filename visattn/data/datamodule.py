@@ -29,6 +29,7 @@ from visattn.data.loader import (
     collate,
     one_thread,
 )
+from visattn.data.preparation import GREY
 from visattn.data.shards import StreamSource
 from visattn.data.sources import Anything
 
@@ -50,7 +51,7 @@ class ImageData(LightningDataModule):
     Args:
         source: where the images come from.
         size: side of the square that the model sees.
-        mean: of the model's inputs, per channel,
+        mean: of the model's inputs, per channel; one value for a model of grey images,
         std: and their standard deviation.
         crop_pct: share of the image in the middle that is validated on; 1 for all of its shorter side.
         batch_size: per process.
@@ -91,6 +92,11 @@ class ImageData(LightningDataModule):
         self.skip_bad = on_bad_image == "skip"
         self.bad: set[str] = set()
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+
+    @property
+    def channels(self) -> int:
+        """Of the model's inputs: 3 for RGB, 1 for grey."""
+        return len(self.mean)
 
     def _position(self) -> tuple[int, int]:
         """Where training stands: the epoch, and how many of its batches an interrupted run has already seen."""
@@ -208,10 +214,18 @@ class ImageData(LightningDataModule):
             log.warning("%d images could not be read and were skipped: %s%s", len(bad), "; ".join(bad[:20]), more)
 
     def normalise(self, image: Tensor) -> Tensor:
-        """0..255 to what the model expects."""
+        """RGB in 0..255 to what the model expects."""
+        if self.channels == 1:
+            image = _grey(image)
         image = image.to(torch.float32, memory_format=self.memory_format)
         mean, std = (255 * torch.tensor(each, device=image.device).view(-1, 1, 1) for each in (self.mean, self.std))
         return image.sub_(mean).div_(std)
+
+
+def _grey(image: Tensor) -> Tensor:
+    """(B, 3, H, W) to (B, 1, H, W), to the last bit as Pillow does it."""
+    red, green, blue = (share * part for share, part in zip(GREY, image.int().split(1, dim=1), strict=True))
+    return red.add_(green).add_(blue).add_(2**15) >> 16
 
 
 def _beginning() -> tuple[int, int]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
+from visattn.data.augment import changes_nothing
 from visattn.data.decode import BadImage
 from visattn.data.readers import Reader
 from visattn.data.shards import Stream
@@ -72,6 +73,8 @@ class Shares(Sampler[Key]):
 
 
 def _augmented(transform: A.Compose, image: NDArray[np.uint8], key: tuple[int, ...]) -> NDArray[np.uint8]:
+    if changes_nothing(transform, image):
+        return image
     rng = np.random.default_rng(key)
     transform.set_random_state(rng, random.Random(int(rng.integers(2**63))))
     return transform(image=image)["image"]

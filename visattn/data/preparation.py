@@ -16,6 +16,8 @@ from torch import Tensor, nn
 LONGEST, SHORTEST = 640, 320  # pixels of the longer side of a picture that a person looks at
 WAYS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
+GREY = (19595, 38470, 7471)  # of 65536: red, green and blue in grey, as Pillow has them (ITU-R 601)
+
 Box = tuple[float, float, float, float]
 
 
@@ -43,12 +45,11 @@ class Preparation:
         """That of a timm model, corrected by what a run knows about it."""
         config = {**resolve_model_data_config(model), **(known or {})}
         size = tuple((known or {}).get("size") or config["input_size"])
-        if len(size) != 3 or size[0] not in (1, 3):
-            raise ValueError(f"the model's input is {size}: only grey and RGB images can be made for it")
+        if len(size) != 3:
+            raise ValueError(f"the model's input is {size}, not channels, height and width")
         return cls(
             size,
-            tuple(config["mean"]),
-            tuple(config["std"]),
+            *normalisation(config, size[0]),
             float(config["crop_pct"]),
             config["interpolation"],
             config["crop_mode"] == "squash",
@@ -88,6 +89,24 @@ class Preparation:
             return np.array(Image.fromarray(cut).resize(size, Image.Resampling.LANCZOS))
         factor = -(-SHORTEST // longer)
         return cut.repeat(factor, 0).repeat(factor, 1)
+
+
+def normalisation(config: Mapping[str, Any], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of a model's inputs; timm's are for RGB, even for a model made with one channel.
+
+    >>> normalisation({"mean": (0.485, 0.456, 0.406), "std": (0.25, 0.25, 0.25)}, 1)
+    ((0.458971,), (0.25,))
+    """
+    if channels not in (1, 3):
+        raise ValueError(f"the model's input has {channels} channels: only grey and RGB images can be made for it")
+    mean, std = tuple(config["mean"]), tuple(config["std"])
+    return (_grey(mean), _grey(std)) if channels == 1 else (mean, std)
+
+
+def _grey(values: tuple[float, ...]) -> tuple[float, ...]:
+    if len(values) == 1:
+        return values
+    return (round(sum(share * value for share, value in zip(GREY, values, strict=True)) / 2**16, 6),)
 
 
 def _whole(start: float, end: float, length: int) -> slice:

@@ -11,6 +11,7 @@ from timm.data import ImageNetInfo
 from visattn.data.digits import Difficulty, Digits
 from visattn.data.downloads import find_or_download
 from visattn.data.folders import folder_source
+from visattn.data.idx import idx_source
 from visattn.data.readers import DigitImages, Source
 from visattn.data.shards import PREFIXES, StreamSource, open_indexed
 from visattn.data.subsets import read_subset
@@ -41,6 +42,8 @@ def open_source(
         return _shards(data, root, num_classes)
     openers: dict[str, Callable[[], Source]] = {
         "digits": lambda: _digits(difficulty, seed),
+        "mnist": lambda: idx_source(data, Path(root or "data"), first=first),
+        "fashion_mnist": lambda: idx_source(data, Path(root or "data"), first=first),
         "imagenette": lambda: _wordnet(find_or_download(data, Path(root or "data"), first=first), read_subset(data)),
         "imagewoof": lambda: _wordnet(find_or_download(data, Path(root or "data"), first=first), read_subset(data)),
         "imagenet": lambda: _wordnet(_needed(root, data), read_subset(subset) if subset else None),

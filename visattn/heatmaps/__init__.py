@@ -2,6 +2,7 @@
 
 from visattn.heatmaps.cam import grad_cam, look_at
 from visattn.heatmaps.capture import Maps, capture
+from visattn.heatmaps.glimpses import Looks, on_mask
 from visattn.heatmaps.interception import Missed
 from visattn.heatmaps.methods import METHODS, attention_heads, explain, list_methods, relate
 from visattn.heatmaps.result import Explanation
@@ -9,6 +10,7 @@ from visattn.heatmaps.result import Explanation
 __all__ = [
     "METHODS",
     "Explanation",
+    "Looks",
     "Maps",
     "Missed",
     "attention_heads",
@@ -17,5 +19,6 @@ __all__ = [
     "grad_cam",
     "list_methods",
     "look_at",
+    "on_mask",
     "relate",
 ]

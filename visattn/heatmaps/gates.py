@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import BLOCKS, Gate
+from visattn.blocks.hard import Sampled
 from visattn.heatmaps.attention import watching
 from visattn.heatmaps.geometry import Layer, geometry
 from visattn.heatmaps.interception import Call
@@ -96,6 +97,8 @@ def _gates(request: Request) -> tuple[dict[str, Tensor], dict[str, Tensor], dict
         def hook(module: nn.Module, args: Any) -> None:
             (x,) = args
             attention = module.attention(x)  # type: ignore[operator]
+            if isinstance(attention, Sampled):
+                attention = attention.mask
             size = (x.shape[2], x.shape[3])
             if attention.shape[1:] == x.shape[1:] or attention.shape[1:] == (1, *size):
                 maps[name] = attention.mean(1)

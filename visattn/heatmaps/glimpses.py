@@ -15,9 +15,9 @@ class Looks(Protocol):
     """A model that looks at one part of the image after the other."""
 
     def fixations(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Centres (B, T, 2) of the glimpses as (x, y) in [-1, 1], and height and width of a glimpse in pixels.
+        """Centres (B, T, 2) of the glimpses as (x, y), and height and width of a glimpse in pixels.
 
-        -1 is the left and upper edge of the image, 1 the right and lower one.
+        What a location means is said in :mod:`visattn.hard.sensor`.
         """
         ...
 
@@ -42,3 +42,23 @@ def glimpses(request: Request) -> Result:
     near_y = ((torch.arange(rows) + 0.5) - y[..., None]).abs() <= height / 2  # (B, T, H)
     seen = torch.einsum("bth,btw->bhw", near_y.float(), near_x.float())
     return Result(seen, extra={"fixations": points, "glimpse": (height, width)})
+
+
+def on_mask(points: Tensor, masks: Tensor) -> Tensor:
+    """Which fixations are on an object.
+
+    Args:
+        points: (B, T, 2), locations.
+        masks: (B, H, W), where the object is.
+
+    Returns:
+        (B, T), booleans. By chance alone their mean would be that of the masks.
+
+    >>> mask = torch.tensor([[[False, True], [False, False]]])  # above, on the right
+    >>> on_mask(torch.tensor([[[0.5, -0.5], [-0.5, 0.5]]]), mask)
+    tensor([[ True, False]])
+    """
+    height, width = masks.shape[1:]
+    column = ((points[..., 0] + 1) / 2 * width).long().clamp(0, width - 1)
+    row = ((points[..., 1] + 1) / 2 * height).long().clamp(0, height - 1)
+    return masks.flatten(1).gather(1, row * width + column)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visattn.hard.glimpses import GlimpseNetwork
 from visattn.heatmaps import attention, baselines, cam, gates, glimpses
 from visattn.heatmaps.interception import Missed
 from visattn.heatmaps.request import Request, Result, classifier_output
@@ -27,6 +28,17 @@ Why = Callable[[nn.Module, Tensor], str | None]
 
 def _fits(model: nn.Module, images: Tensor) -> None:
     del model, images
+
+
+def _inside(why: Why) -> Why:
+    """For methods that look at layers: these must be given whole images."""
+
+    def why_not(model: nn.Module, images: Tensor) -> str | None:
+        if isinstance(model, GlimpseNetwork):
+            return "its layers see crops and never the whole image: explain model.backbone on a crop"
+        return why(model, images)
+
+    return why_not
 
 
 def _why_no_cam(model: nn.Module, images: Tensor) -> str | None:
@@ -55,16 +67,16 @@ class Method:
 METHODS: Registry[Method] = Registry(
     "method",
     {
-        "attention": Method(attention.attention, attention.why_no_attention, of_class=False),
-        "rollout": Method(attention.rollout, attention.why_no_rollout, of_class=False),
-        "grad_rollout": Method(attention.grad_rollout, attention.why_no_rollout),
-        "chefer": Method(attention.chefer, attention.why_no_rollout),
-        "legrad": Method(attention.legrad, attention.why_no_legrad),
+        "attention": Method(attention.attention, _inside(attention.why_no_attention), of_class=False),
+        "rollout": Method(attention.rollout, _inside(attention.why_no_rollout), of_class=False),
+        "grad_rollout": Method(attention.grad_rollout, _inside(attention.why_no_rollout)),
+        "chefer": Method(attention.chefer, _inside(attention.why_no_rollout)),
+        "legrad": Method(attention.legrad, _inside(attention.why_no_legrad)),
         **{
-            name: Method(partial(cam.cam, method=name), _why_no_cam, of_class=name != "eigencam")
+            name: Method(partial(cam.cam, method=name), _inside(_why_no_cam), of_class=name != "eigencam")
             for name in cam.PACKAGE
         },
-        "gates": Method(gates.gates, gates.why_no_gates, of_class=False),
+        "gates": Method(gates.gates, _inside(gates.why_no_gates), of_class=False),
         "glimpses": Method(glimpses.glimpses, glimpses.why_no_glimpses, of_class=False),
         "random": Method(baselines.random, of_class=False),
         "center": Method(baselines.center, of_class=False),

@@ -1,30 +1,44 @@
-"""Models with attention by name: ``resnet50_cbam``, ``vit_tiny_patch16_224_cosine``, ``convnext_tiny_se.fb_in1k``."""
+"""Models with attention by name: ``resnet50_cbam``, ``vit_tiny_patch16_224_cosine``, ``convnext_tiny_se.fb_in1k``.
+
+``glimpse_`` in front makes any of them a model for large images, which looks at a few crops of them
+(:mod:`visattn.hard.glimpses`): ``glimpse_resnet50``, ``glimpse_resnet50_cbam``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import timm
+from timm.models import PretrainedCfg
 from torch import nn
 
 from visattn.blocks import block_info, list_blocks
+from visattn.hard.glimpses import PREFIX, GlimpseNetwork, around
+from visattn.hard.scout import Scout
 from visattn.models.attach import attach_at, choose, survey_places
 from visattn.models.patch import PATCH_ATTENTION, swap_attention
 from visattn.models.resnet import paper_places
 from visattn.registry import suggest
 
 SHORT = {"resnet": "resnet18"}  # what a bare family name stands for
+SCOUTING = ("glimpses", "overview", "policy", "policy_weight", "entropy_weight")  # options of the scout
 
 registered: set[str] = set()  # names that visattn itself has entered into timm's registry
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """A model's name as (timm's name, attention or None); the weight tag stays with timm's name.
+    """A model's name as (timm's name, attention or None); weight tag and ``glimpse_`` stay with timm's name.
 
     >>> split_name("resnet50_cbam.a1_in1k"), split_name("resnet_nonlocal_dot"), split_name("resnet50")
     (('resnet50.a1_in1k', 'cbam'), ('resnet18', 'nonlocal_dot'), ('resnet50', None))
+    >>> split_name("glimpse_resnet50_cbam.a1_in1k")
+    ('glimpse_resnet50.a1_in1k', 'cbam')
     """
+    if name.startswith(PREFIX):
+        base, attention = split_name(name.removeprefix(PREFIX))
+        return f"{PREFIX}{base}", attention
     architecture, dot, tag = name.partition(".")
     if timm.is_model(architecture) and architecture not in registered:
         return name, None
@@ -38,6 +52,19 @@ def split_name(name: str) -> tuple[str, str | None]:
     if timm.is_model(SHORT.get(base, base)):
         raise ValueError(f"unknown attention {attention!r} in {name!r}: {suggest(attention, attentions())}")
     raise ValueError(f"unknown model {name!r}: {suggest(architecture, timm.list_models())}")
+
+
+def model_config(name: str) -> PretrainedCfg | None:
+    """timm's configuration for a full name; None if timm has none.
+
+    >>> model_config("glimpse_vit_tiny_patch16_224_se").input_size
+    (3, 448, 448)
+    """
+    base, _ = split_name(name)
+    if not base.startswith(PREFIX):
+        return timm.get_pretrained_cfg(base, allow_unregistered=True)
+    config = model_config(base.removeprefix(PREFIX))
+    return config and replace(config, **around(config.to_dict()))
 
 
 def attentions() -> list[str]:
@@ -64,8 +91,12 @@ def create_model(
         attn: a block, or a patch attention for vision transformers; see :func:`attentions`.
         pretrained: load the backbone's weights.
         attn_options: for the block.
-        **timm_kwargs: for ``timm.create_model``.
+        **timm_kwargs: for ``timm.create_model``; for a ``glimpse_`` model also ``glimpses``, ``glimpse_size`` (the
+            backbone's own size unless given) and the options of :class:`~visattn.hard.scout.Scout`.
     """
+    if name.startswith(PREFIX):
+        given = {key: value for key, value in timm_kwargs.items() if value is not None}  # as timm does
+        return _with_glimpses(name.removeprefix(PREFIX), attn, pretrained, attn_options, **given)
     full_name = name
     name, named = split_name(name)
     if attn is not None and named is not None:
@@ -86,8 +117,10 @@ def create_model(
     found = survey_places(model)
     places = paper_places(model, found, attn)
     if not places:
-        at = "stages" if block_info(attn).family == "self" or attn in ("bam", "residual") else None
-        places = {place: {} for place in choose(model, found, at)}
+        family = block_info(attn).family
+        at = "stages" if family in ("self", "hard") or attn in ("bam", "residual") else None
+        chosen = choose(model, found, at)
+        places = {place: {} for place in (chosen[-1:] if family == "hard" else chosen)}
     return attach_at(
         model,
         attn,
@@ -95,3 +128,24 @@ def create_model(
         entry=found.entry,
         init="identity" if pretrained else "paper",
     )
+
+
+def _with_glimpses(
+    name: str,
+    attn: str | None,
+    pretrained: bool,
+    attn_options: Mapping[str, Any] | None,
+    *,
+    glimpse_size: int | None = None,
+    **kwargs: Any,
+) -> nn.Module:
+    if "img_size" in kwargs:
+        raise ValueError(f"the backbone sees glimpses: give glimpse_size instead of img_size={kwargs['img_size']}")
+    config = model_config(name)
+    channels, _, native = config.input_size if config else (3, 224, 224)
+    size = native if glimpse_size is None else glimpse_size
+    own = {key: kwargs.pop(key) for key in SCOUTING if key in kwargs}
+    scout = Scout(kwargs.get("in_chans", channels), size=size, **own)
+    if config and config.fixed_input_size and size != native:
+        kwargs["img_size"] = size
+    return GlimpseNetwork(create_model(name, attn, pretrained, attn_options=attn_options, **kwargs), scout)

@@ -5,6 +5,7 @@ In most of them that is the residual branch, behind its last batch norm and befo
 - BAM and the residual-attention mask stand behind stages 1, 2 and 3 (the mask with depth 3, 2, 1);
 - SimAM stands behind the second convolution of a unit, before its batch norm, with lambda 0.1;
 - non-local and double attention stand behind two units of stage 2 and three of stage 3, evenly spread;
+- hard attention stands behind the last stage;
 - ECA uses the kernel sizes of the released models, where there are such;
 - FCA and the convolutional gather-excite are told the size of the map.
 
@@ -20,6 +21,7 @@ from typing import Any
 from timm.models.resnet import BasicBlock, Bottleneck
 from torch import nn
 
+from visattn.blocks import list_blocks
 from visattn.models.survey import Place, Survey
 
 # Kernel sizes of the released ECA-Nets, by number of units in the four stages.
@@ -64,6 +66,8 @@ def paper_places(model: nn.Module, found: Survey, block: str) -> dict[Place, dic
         return {places[units[-1]]: o for units, o in zip(stages[:3], options, strict=True)}
     if block == "double" or block.startswith("nonlocal"):
         return {places[name]: {} for name in (*spread(stages[1], 2), *spread(stages[2], 3))}
+    if block in list_blocks(family="hard"):
+        return {places[stages[3][-1]]: {}}
     if block == "mhsa":
         return {places[f"{name}.{inner}"]: {} for name in stages[3]}
 

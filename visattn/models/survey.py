@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visattn.hard.scout import Scout
 from visattn.models.attachments import NAME
 from visattn.models.layout import Layout, recognise
 
@@ -239,8 +240,10 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
 
         return hook
 
+    # No gradient leads from a scout's maps to the answer.
+    scouts = [name for name, module in result.modules.items() if isinstance(module, Scout)]
     for name, module in result.modules.items():
-        if name and NAME not in name.split("."):
+        if name and NAME not in name.split(".") and not any(f"{name}.".startswith(f"{scout}.") for scout in scouts):
             module.register_forward_hook(visit(name), with_kwargs=True)
     with torch.enable_grad():
         model(example)

@@ -1,18 +1,24 @@
 """Entries in timm's registry, under the module name ``visattn``: ``timm.list_models(module="visattn")``.
 
 A curated set: the four classical ResNets with every block, and representatives of other families with the blocks that
-people ask for. Every other combination works through :func:`visattn.create_model`.
+people ask for; a few backbones that take glimpses of large images; and the recurrent attention model, ``ram``. Every
+other combination works through :func:`visattn.create_model`.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
 from typing import Any
 
-from timm.models import get_arch_pretrained_cfgs, is_model, register_model
+from timm.models import PretrainedCfg, get_arch_pretrained_cfgs, is_model, register_model
+from timm.models._builder import resolve_pretrained_cfg
 from timm.models._pretrained import DefaultCfg
 from torch import nn
 
 from visattn.blocks import list_blocks
+from visattn.hard import RAM
+from visattn.hard.glimpses import PREFIX, around
 from visattn.models.names import create_model, registered
 
 __all__: list[str] = []
@@ -25,28 +31,71 @@ CONVOLUTIONAL = (
 )
 TRANSFORMERS = ("vit_tiny_patch16_224", "vit_small_patch16_224", "swin_tiny_patch4_window7_224")
 PATCH = ("cosine", "additive", "general", "gaussian", "sparsemax", "entmax15")
+GLIMPSES = ("resnet18", "resnet50", "convnext_tiny", "efficientnet_b0", "vit_small_patch16_224")
 
-default_cfgs: dict[str, DefaultCfg] = {}
+RAM_CONFIG = PretrainedCfg(
+    num_classes=10,
+    input_size=(1, 28, 28),
+    mean=(0.0,),
+    std=(1.0,),
+    crop_pct=1.0,
+    interpolation="bilinear",
+    classifier="head",
+    first_conv="what",
+)
+
+default_cfgs: dict[str, DefaultCfg] = {"ram": DefaultCfg(deque([""]), {"": RAM_CONFIG})}
 
 
 def _register(base: str, attention: str) -> None:
     name = f"{base}_{attention}"
     if is_model(name):
         return  # timm's own name, or registered already
+    _enter(name, base, f"timm's {base} with {attention} attention.")
+    registered.add(name)
+
+
+def _enter(name: str, base: str, doc: str) -> None:
+    """A name that create_model understands, with the weights of a backbone."""
 
     def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        return create_model(base, attn=attention, pretrained=pretrained, **kwargs)
+        return create_model(name, pretrained=pretrained, **kwargs)
 
     entrypoint.__name__ = entrypoint.__qualname__ = name
-    entrypoint.__doc__ = f"timm's {base} with {attention} attention."
+    entrypoint.__doc__ = doc
     config = DefaultCfg()
     for full_name, entry in get_arch_pretrained_cfgs(base).items():
         tag = full_name.partition(".")[2]
         config.tags.append(tag)
-        config.cfgs[tag] = entry
+        config.cfgs[tag] = replace(entry, **around(entry.to_dict())) if name.startswith(PREFIX) else entry
     default_cfgs[name] = config
     register_model(entrypoint)
-    registered.add(name)
+
+
+@register_model
+def ram(
+    pretrained: bool = False,
+    pretrained_cfg: Any = None,
+    pretrained_cfg_overlay: dict[str, Any] | None = None,
+    cache_dir: Any = None,
+    **kwargs: Any,
+) -> RAM:
+    """The recurrent attention model: glimpses of a small grey image, one after the other."""
+    del cache_dir  # there is nothing to fetch
+    if pretrained:
+        raise ValueError("ram has no pretrained weights: train it, or load your own")
+    model = RAM(**kwargs)
+    config = resolve_pretrained_cfg("ram", pretrained_cfg, pretrained_cfg_overlay).to_dict()
+    channels = kwargs.get("in_chans", 1)
+    if channels != 1:
+        _, height, width = config["input_size"]
+        config |= {
+            "input_size": (channels, height, width),
+            "mean": channels * config["mean"],
+            "std": channels * config["std"],
+        }
+    model.pretrained_cfg = model.default_cfg = config
+    return model
 
 
 for _base in RESNETS:
@@ -61,3 +110,5 @@ for _base in TRANSFORMERS:
 for _base in TRANSFORMERS[:2]:
     for _attention in PATCH:
         _register(_base, _attention)
+for _base in GLIMPSES:
+    _enter(f"{PREFIX}{_base}", _base, f"timm's {_base} on a few crops of a large image.")

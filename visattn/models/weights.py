@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from visattn.models.names import create_model, split_name
+from visattn.models.names import create_model, model_config
 
 INSIDE = ("state_dict_ema", "model_ema", "state_dict", "model")  # where other programs keep the weights in a file
 
@@ -66,7 +65,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 def number_of_classes(name: str, weights: Mapping[str, Tensor]) -> int | None:
     """How many classes the weights of a timm model tell apart; None if the classifier is not found."""
-    config = timm.get_pretrained_cfg(split_name(name)[0], allow_unregistered=True)
+    config = model_config(name)
     classifier = config.classifier if config is not None else None
     first = classifier if isinstance(classifier, str) or not classifier else classifier[0]
     weight = weights.get(f"{first}.weight")

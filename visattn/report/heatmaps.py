@@ -36,6 +36,7 @@ def draw_heatmaps(
     answers: Sequence[Answer],
     *,
     title: str,
+    label: str,
     masks: NDArray[np.bool_] | None = None,
     columns: int = 4,
 ) -> None:
@@ -47,6 +48,7 @@ def draw_heatmaps(
         heatmaps: (B, H, W) in [0, 1].
         answers: one per image.
         title: of the picture.
+        label: what the colours mean.
         masks: (B, H, W), the truth about where the object is, drawn as an outline.
         columns: pairs per row.
     """
@@ -63,7 +65,7 @@ def draw_heatmaps(
         left.title.set_x(0)
         left.title.set_in_layout(False)  # a long one may run on over the heatmap's column
         show_heatmap(right, image, heatmap, " ", None if masks is None else masks[number])
-    colour_bar(figure, "evidence for the answer (largest = 1)", ax=grid, fraction=0.02, pad=0.01)
+    colour_bar(figure, label, ax=grid, fraction=0.02, pad=0.01)
     save(figure, path)
 
 

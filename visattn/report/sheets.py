@@ -10,12 +10,10 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from visattn.report.figures import DPI, GREY, MAP, colour_bar, fit, save, short, show, show_heatmap, shrunk
-from visattn.report.views import Channels, Fixations, Subject, methods_of
+from visattn.report.views import Channels, Subject, methods_of
 
 ROWS = 12  # images on one sheet
 LINE = 12  # heatmaps beside the image in one line of a strip
@@ -56,7 +54,7 @@ class Sheet:
         save(self.figure, path)
 
 
-def _fitted(image: NDArray[np.uint8], width: float, height: float) -> tuple[float, float]:
+def fitted(image: NDArray[np.uint8], width: float, height: float) -> tuple[float, float]:
     """Size of an image that fits into a box and keeps its aspect ratio."""
     scale = min(width / image.shape[1], height / image.shape[0])
     return image.shape[1] * scale, image.shape[0] * scale
@@ -98,7 +96,7 @@ def _comparison(
 ) -> Sheet:
     cell, tallest = 2.0, 2.4
     letters = int(cell / LETTER)
-    sizes = [_fitted(subject.image, cell, tallest) for subject in subjects]
+    sizes = [fitted(subject.image, cell, tallest) for subject in subjects]
     captions = [1 if any(view.target or view.note for view in subject.views) else 0 for subject in subjects]
     content = sum(LABEL + height + LABEL * lines + GAP for (_, height), lines in zip(sizes, captions, strict=True))
     columns = 1 + len(methods)
@@ -155,7 +153,7 @@ def draw_grid(
     if columns is None:
         columns = max(1, math.ceil(math.sqrt(len(maps) * image.shape[0] / image.shape[1])))
     box = 1.2 if columns > 6 else 1.7
-    width, height = _fitted(image, box, box * 1.2)
+    width, height = fitted(image, box, box * 1.2)
     labels = ["image", *(label for label, heatmap in maps.items() if heatmap is not None)]
     box = max(width, min(box, LETTER * max(map(len, labels))))  # as wide as the label if that is wider
     step_x, step_y = box + GAP / 2, height + LABEL + GAP / 2
@@ -222,58 +220,3 @@ def draw_channels(path: Path, channels: Sequence[Channels], title: str) -> None:
         span = f"{gate.weights.min():.2f} to {gate.weights.max():.2f}"
         sheet.text(left + width + 0.1, top + height / 2 + 0.09, span, colour=GREY)
     sheet.save(path)
-
-
-def draw_fixations(path: Path, image: NDArray[np.uint8], fixations: Fixations, title: str) -> None:
-    """Where a model looked, one glimpse after the other, and what it saw of the image in all.
-
-    Args:
-        path: of the PNG.
-        image: (H, W, 3).
-        fixations: the glimpses.
-        title: of the picture.
-    """
-    width, height = _fitted(image, 4.4, 4.4)
-    sheet = Sheet(2 * (width + EDGE) + EDGE, TITLE + LABEL + height + EDGE, title)
-    rows, columns = image.shape[:2]
-    centres = (fixations.points + 1) / 2 * (columns, rows)  # in pixels, 0 is the edge of the first one
-    seen = np.zeros((rows, columns), dtype=bool)
-    for x, y in centres:
-        across = np.abs(np.arange(columns) + 0.5 - x) <= fixations.size[0] / 2
-        down = np.abs(np.arange(rows) + 0.5 - y) <= fixations.size[1] / 2
-        seen |= down[:, None] & across
-    darkened = np.where(seen[..., None], image, image // 4)
-
-    count = len(centres)
-    labels = [f"{count} glimpse{'s' if count != 1 else ''}", f"seen: {seen.mean():.0%} of the image"]
-    panels = []
-    for number, (picture, label) in enumerate(zip((image, darkened), labels, strict=True)):
-        x = EDGE + number * (width + EDGE)
-        sheet.text(x, TITLE + LABEL / 2, label, 9)
-        axes = sheet.axes(x, TITLE + LABEL, width, height)
-        axes.imshow(picture, extent=(0, columns, rows, 0))
-        axes.set_axis_off()
-        panels.append(axes)
-    _path(panels[0], centres, fixations.size)
-    sheet.save(path)
-
-
-def _path(axes: Axes, centres: NDArray[np.float64], size: tuple[float, float]) -> None:
-    """Numbered boxes and the arrows between them, from dark to bright."""
-    colours = colormaps["plasma"](np.linspace(0.1, 1, len(centres)))
-    halo = [withStroke(linewidth=3.2, foreground="white")]
-    arrow = {"arrowstyle": "-|>", "linewidth": 1.6, "shrinkA": 7, "shrinkB": 8, "path_effects": halo}
-    visits: dict[tuple[float, float], list[int]] = {}
-    for number, ((x, y), colour) in enumerate(zip(centres.tolist(), colours, strict=True)):
-        corner = (x - size[0] / 2, y - size[1] / 2)
-        axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=colour, linewidth=1.8, path_effects=halo))
-        if number > 0:
-            axes.annotate("", (x, y), tuple(centres[number - 1]), zorder=3, arrowprops={**arrow, "color": colour})
-        visits.setdefault((x, y), []).append(number)
-    for (x, y), numbers in visits.items():
-        red, green, blue, _ = colour = colours[numbers[-1]]
-        axes.text(
-            x, y, ", ".join(str(number + 1) for number in numbers), ha="center", va="center", zorder=4,
-            fontsize=8, fontweight="bold", color="white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black",
-            bbox={"boxstyle": "circle" if len(numbers) == 1 else "round", "facecolor": colour, "edgecolor": "white"},
-        )  # fmt: skip

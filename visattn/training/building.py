@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import lightning
-import timm
 from lightning.pytorch import seed_everything
 from timm.data import resolve_model_data_config
 from torch import nn
 
 import visattn
 from visattn.data.datamodule import ImageData
+from visattn.data.preparation import normalisation
 from visattn.data.sources import Anything, open_source
 from visattn.models import create_model
-from visattn.models.names import split_name
+from visattn.models.names import model_config
 from visattn.training.classifier import Classifier, ShardedClassifier
 from visattn.training.optimisation import check_optimizer
 from visattn.training.settings import Settings
@@ -39,9 +39,9 @@ def input_size(settings: Settings, source: Anything) -> tuple[int, dict[str, Any
     """Side of the model's input, and what timm must be told about it.
 
     A convolutional network takes the images as they are; a vision transformer is made for one size, and is built anew
-    for another one only if that is asked for.
+    for another one only if that is asked for. A model that takes glimpses sees images of any size.
     """
-    config = timm.get_pretrained_cfg(split_name(settings.model)[0], allow_unregistered=True)
+    config = model_config(settings.model)
     native, fixed = (config.input_size[-1], config.fixed_input_size) if config else (224, False)
     size = settings.image_size or (source.size if source.size is not None and not fixed else native)
     return size, {"img_size": size} if fixed and size != native else {}
@@ -86,11 +86,12 @@ def create_classifier(settings: Settings, source: Anything) -> Classifier:
 def create_data(settings: Settings, source: Anything, model: nn.Module) -> ImageData:
     """Batches for a model, normalised as it expects."""
     config = resolve_model_data_config(model)
+    mean, std = normalisation(config, (settings.model_options or {}).get("in_chans", config["input_size"][0]))
     return ImageData(
         source,
         size=input_size(settings, source)[0],
-        mean=config["mean"],
-        std=config["std"],
+        mean=mean,
+        std=std,
         crop_pct=config["crop_pct"],
         batch_size=settings.batch_size,
         augment=settings.augment,
@@ -108,8 +109,8 @@ def card(settings: Settings, source: Anything, data: ImageData) -> dict[str, Any
         "classes": list(source.classes),
         "class_names": list(source.names),
         "input": {
-            "size": [3, data.size, data.size],
-            "range": "RGB in 0..1, then (x - mean) / std",
+            "size": [data.channels, data.size, data.size],
+            "range": f"{'grey' if data.channels == 1 else 'RGB'} in 0..1, then (x - mean) / std",
             "mean": list(data.mean),
             "std": list(data.std),
             "crop_pct": data.crop_pct,

@@ -16,6 +16,7 @@ from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 from typing_extensions import override
 
+from visattn.core.decisions import Decides, policy_loss, take_decisions
 from visattn.data.loader import IGNORE
 from visattn.models.attachments import NAME
 from visattn.models.patch import Patch
@@ -38,6 +39,7 @@ class Classifier(LightningModule):
             self.mix = Mixup(
                 settings.mixup, settings.cutmix, label_smoothing=settings.label_smoothing, num_classes=num_classes
             )
+        self.deciding = [module for module in model.modules() if isinstance(module, Decides)]
         if settings.channels_last:
             model.to(memory_format=torch.channels_last)
         accuracy: dict[str, Any] = {
@@ -83,11 +85,26 @@ class Classifier(LightningModule):
         logits = self(image)
         mixed = label.ndim == 2  # distributions, already smoothed
         loss = F.cross_entropy(logits, label, label_smoothing=0.0 if mixed else self.settings.label_smoothing)
-        self._watch(loss.detach(), batch_idx)
+        total = loss + self._policy_loss(logits.detach(), label)
+        self._watch(total.detach(), batch_idx)
         self.log("loss", loss.detach())
         self.train_loss.update(loss.detach(), len(image))
         self.train_top1.update(logits.detach(), label.argmax(1) if mixed else label)
-        return loss
+        return total
+
+    def _policy_loss(self, logits: Tensor, label: Tensor) -> Tensor:
+        """Of all decisions that the model took at random; the reward is one for a right answer."""
+        policy = logits.new_zeros(())
+        if not self.deciding:
+            return policy
+        answer = logits.argmax(1)
+        reward = label.gather(1, answer[:, None])[:, 0] if label.ndim == 2 else (answer == label).float()
+        for decision in take_decisions(self.model):
+            policy = policy + policy_loss(decision, reward)
+        mean = self.trainer.strategy.reduce(reward.mean(), reduce_op="mean")
+        for module in self.deciding:
+            module.observe(mean)
+        return policy
 
     def _watch(self, loss: Tensor, batch_idx: int) -> None:
         self._checked.append(loss)
@@ -158,7 +175,7 @@ class ShardedClassifier(Classifier):
 
 
 def _freeze_backbone(model: nn.Module) -> Iterator[nn.Module]:
-    """Freeze all but the attached attention and the classifier; yields what must stay in evaluation mode."""
+    """Freeze all but attached attention, what decides, and the classifier; yields what must stay in evaluation mode."""
     trained = {id(module) for part in _trained_parts(model) for module in part.modules()}
     for module in model.modules():
         if id(module) in trained:
@@ -172,6 +189,8 @@ def _freeze_backbone(model: nn.Module) -> Iterator[nn.Module]:
 def _trained_parts(model: nn.Module) -> Iterator[nn.Module]:
     classifier = model.get_classifier()  # type: ignore[operator]
     yield from classifier if isinstance(classifier, tuple) else (classifier,)
-    if NAME in model._modules:
-        yield model.get_submodule(NAME)
-    yield from (module for module in model.modules() if isinstance(module, Patch))
+    for module in model.modules():
+        if NAME in module._modules:
+            yield module.get_submodule(NAME)
+        if isinstance(module, Patch | Decides) and module is not model:
+            yield module

@@ -39,6 +39,7 @@ class Run:
         """What came of it, and where it lies."""
         files = {
             "heatmaps.png": "validation images with what the model looks at",
+            "fixations.png": "where it looks, step by step",
             "film.png": "how that came about",
             "curves.png": "loss and accuracy",
             "confusion.png": "which classes are taken for which",

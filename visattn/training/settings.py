@@ -37,7 +37,8 @@ class Settings:
 
     # the data
     data: str = _option(
-        "digits", "digits, imagenette, imagewoof, imagenet, folder, or a timm reader: hfds/…, wds/…, tfds/…"
+        "digits",
+        "digits, mnist, fashion_mnist, imagenette, imagewoof, imagenet, folder, or timm's hfds/…, wds/…, tfds/…",
     )
     root: str | None = _option(None, "the folder of the data")
     subset: str | None = _option(None, "classes of imagenet: imagenette, imagewoof, imagenet100 or a file of class ids")
@@ -46,12 +47,12 @@ class Settings:
     num_classes: int | None = _option(None, "needed only where the data cannot tell (shards)")
     image_size: int | None = _option(None, "side of the square the model sees [the data's or the model's own]")
     augment: str | None = _option(
-        None, "none, crop, colour, cutout, rand or strong [none for digits, crop for photographs]"
+        None, "none, crop, colour, cutout, rand or strong [none for digits and MNIST, crop for photographs]"
     )
     mixup: float = _option(0.0, "alpha of mixup, 0 for none")
     cutmix: float = _option(0.0, "alpha of cutmix, 0 for none")
     batch_size: int = _option(16, "images per process and step")
-    workers: int | None = _option(None, "processes that load images [as many as there are cores; 0 for digits]")
+    workers: int | None = _option(None, "processes that load images [one per core; 0 for digits and MNIST]")
     on_bad_image: Literal["fail", "skip"] = _option("fail", "what an image that cannot be read does to the run")
 
     # the recipe

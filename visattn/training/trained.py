@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import timm
 import yaml
 from torch import nn
 
 from visattn.data.digits import CANVAS
-from visattn.models.names import create_model, split_name
+from visattn.data.idx import CLASSES, SIDE
+from visattn.models.names import create_model, model_config, split_name
 from visattn.models.saved import CARD, WEIGHTS
 from visattn.models.weights import build, number_of_classes, read_weights
 
@@ -121,18 +121,22 @@ def _what_it_is(path: Path) -> tuple[dict[str, Any], tuple[str, ...] | None, dic
 
 def _from_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], None, dict[str, Any]]:
     """The same for a run that has not ended, from its ``config.yaml``."""
-    config = timm.get_pretrained_cfg(split_name(settings["model"])[0], allow_unregistered=True)
-    native, fixed = (config.input_size[-1], config.fixed_input_size) if config else (224, False)
-    digits = settings.get("data") == "digits"
-    size = settings.get("image_size") or (CANVAS if digits and not fixed else native)
+    config = model_config(settings["model"])
+    channels, _, native = config.input_size if config else (3, 224, 224)
+    fixed = config is not None and config.fixed_input_size
+    sides = {"digits": CANVAS, **dict.fromkeys(CLASSES, SIDE)}  # data whose images are seen as they are
+    own = sides.get(settings.get("data", ""))
+    size = settings.get("image_size") or (own if own is not None and not fixed else native)
+    options = settings.get("model_options") or {}
     arguments = {
         "name": settings["model"],
         "attn": settings.get("attn"),
         "attn_options": settings.get("attn_options"),
         **({"img_size": size} if fixed and size != native else {}),
-        **(settings.get("model_options") or {}),
+        **options,
     }
-    return arguments, None, {"size": [3, size, size], **({"crop_pct": 1.0} if digits else {})}
+    seen = {"size": [options.get("in_chans", channels), size, size], **({"crop_pct": 1.0} if own is not None else {})}
+    return arguments, None, seen
 
 
 def _parts(arguments: Mapping[str, Any]) -> tuple[str, str | None]:

@@ -1,0 +1,89 @@
+"""A ResNet-50 on a whole large image against the same network on four glimpses of it: ratios of work, memory and time.
+
+Run: python benchmarks/glimpses.py [repeats] [side of the image]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import visattn
+from visattn.counting import count_macs
+
+WHOLE, PARTS = "resnet50", "glimpse_resnet50"
+TARGETS = {"multiply-adds": 4.0, "peak memory": 3.0}
+
+
+def prepare(name: str, side: int, *, training: bool) -> Callable[[], object]:
+    """A forward pass, or one with a backward pass, of one image."""
+    torch.manual_seed(0)
+    model = visattn.create_model(name).train(training)
+    x = torch.rand(1, 3, side, side)
+
+    def step() -> object:
+        return model(x).sum().backward()
+
+    def forward() -> object:
+        with torch.no_grad():
+            return model(x)
+
+    return step if training else forward
+
+
+def seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def peak() -> float:
+    """Highest resident memory of this process so far, in MiB."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def growth(name: str, side: int, *, training: bool) -> float:
+    """Peak memory above the level with the model and the image loaded, of a first run in a process of its own."""
+    code = (
+        f"import benchmarks.glimpses as b; run = b.prepare({name!r}, {side}, training={training}); "
+        "before = b.peak(); run(); print(b.peak(), before)"
+    )
+    # What is freed goes back to the system at once, so that the peak is of memory in use and the same in every run.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    after, before = map(float, result.stdout.split())
+    return after - before
+
+
+def main(repeats: int = 5, side: int = 1024) -> None:
+    print(f"one image of {side} x {side}: {WHOLE} / {PARTS} (4 of 224 x 224)")
+
+    def row(what: str, unit: str, whole: float, parts: float) -> None:
+        kind = what.partition(",")[0]
+        target = f"   (target: at least {TARGETS[kind]:.0f})" if kind in TARGETS else ""
+        print(f"{what:26s} {whole:8.2f} / {parts:7.2f} {unit:4s} = {whole / parts:5.2f}{target}")
+
+    whole, parts = (count_macs(visattn.create_model(name), 1, 3, side, side) / 1e9 for name in (WHOLE, PARTS))
+    row("multiply-adds", "G", whole, parts)
+    for training in (False, True):
+        mode = "training step" if training else "inference"
+        row(f"peak memory, {mode}", "MiB", *(growth(name, side, training=training) for name in (WHOLE, PARTS)))
+        runs = [prepare(name, side, training=training) for name in (WHOLE, PARTS)]
+        for run in runs:
+            run()
+        times = [[seconds(run) for run in runs] for _ in range(repeats)]
+        row(f"time, {mode}", "s", *(statistics.median(t[i] for t in times) for i in range(2)))
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in sys.argv[1:]))

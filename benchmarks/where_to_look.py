@@ -1,0 +1,181 @@
+"""Does a policy learn where to look? RAM against a random policy with as many glimpses, three seeds each.
+
+Run: python benchmarks/where_to_look.py --out runs/where [--root data] [--only mnist]
+
+Trains what is not yet in ``--out`` (about five minutes per run on digits and twenty on the MNISTs, on one core), then
+writes the table of all runs that are there into docs/hard_attention.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from visattn.data.readers import Source
+from visattn.data.sources import open_source
+from visattn.hard import RAM
+from visattn.heatmaps import on_mask
+from visattn.training.trained import open_trained
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "hard_attention.md"
+MARK = "<!-- table: made by benchmarks/where_to_look.py -->"
+SEEDS = (0, 1, 2)
+POLICIES = ("learned", "random")
+SAMPLES = 10  # paths per image, for the second error
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data, and the config that trains on them."""
+
+    name: str
+    config: str
+    size: int
+    data: str = "digits"
+    difficulty: str = "cluttered"
+    random_epochs: int | None = None  # of the random policy, when it is given fewer
+
+    def source(self, root: str | None) -> Source:
+        """The images."""
+        source = open_source(self.data, root=root, difficulty=self.difficulty)  # type: ignore[arg-type]
+        assert isinstance(source, Source)
+        return source
+
+
+TASKS = (
+    Task("translated digits", "hard_digits", 12, difficulty="translated"),
+    Task("cluttered digits", "hard_digits", 12),
+    Task("MNIST", "ram_mnist", 8, "mnist", random_epochs=60),
+    Task("Fashion-MNIST", "ram_fashion", 8, "fashion_mnist", random_epochs=60),
+)
+
+
+def folder(out: Path, task: Task, policy: str, seed: int) -> Path:
+    return out / f"{task.name}-{policy}-{seed}".replace(" ", "-").lower()
+
+
+def train(task: Task, policy: str, seed: int, out: Path, root: str | None) -> None:
+    """One run, by the command that everybody uses."""
+    run = folder(out, task, policy, seed)
+    command = [
+        sys.executable, str(ROOT / "train.py"), "--config", str(ROOT / "configs" / f"{task.config}.yaml"),
+        "--model-options", f"{{glimpses: 6, size: {task.size}, policy: {policy}}}", "--seed", str(seed),
+        "--difficulty", task.difficulty, "--out", str(run.parent), "--name", run.name, "--film-every", "0",
+        "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", "--resume",
+        *(["--root", root] if root is not None and task.data != "digits" else []),
+        *(["--epochs", str(task.random_epochs)] if policy == "random" and task.random_epochs else []),
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Errors in percent on the validation images, and how often a fixation is on the object."""
+
+    error: float
+    sampled: float
+    hits: float | None
+    chance: float | None
+
+
+def batches(source: Source, size: int = 500) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """All validation images in grey, (B, 1, H, W), with labels and masks."""
+    for start in range(0, len(source.val), size):
+        indices = range(start, min(start + size, len(source.val)))
+        images, labels = zip(*(source.val.read(index, 0) for index in indices), strict=True)
+        grey = torch.stack([torch.from_numpy(image[..., :1].copy()) for image in images]).permute(0, 3, 1, 2) / 255
+        masks = None
+        if source.mask is not None:
+            masks = torch.stack([torch.from_numpy(source.mask(index)) for index in indices])
+        yield grey, torch.tensor(labels), masks
+
+
+@torch.no_grad()
+def measure(run: Path, source: Source) -> Outcome:
+    """Of the last epoch: the best one would have been chosen on the same images."""
+    model = open_trained(None, str(run / "checkpoints" / "last.ckpt")).model
+    assert isinstance(model, RAM)
+    wrong = wrong_sampled = total = 0
+    hits, chance = [], []
+    for images, labels, masks in batches(source):
+        for samples in (1, SAMPLES):
+            model.samples = samples
+            mistakes = int((model(images).argmax(1) != labels).sum())
+            if samples == 1:
+                wrong += mistakes
+            else:
+                wrong_sampled += mistakes
+        total += len(labels)
+        if masks is not None:
+            hits.append(on_mask(model.fixations(images)[0], masks).float().mean().item())
+            chance.append(masks.float().mean().item())
+    return Outcome(
+        100 * wrong / total,
+        100 * wrong_sampled / total,
+        statistics.mean(hits) if hits else None,
+        statistics.mean(chance) if chance else None,
+    )
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Mean and range.
+
+    >>> spread([1.0, 2.0, 4.5])
+    '2.5 (1.0 to 4.5)'
+    """
+    return f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def table(out: Path, root: str | None) -> str:
+    """All runs that are there, as Markdown."""
+    lines = [
+        "| data | policy | seeds | error % | error %, ten paths | fixations on the digit | times chance |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for task in TASKS:
+        for policy in POLICIES:
+            runs = [folder(out, task, policy, seed) for seed in SEEDS]
+            runs = [run for run in runs if (run / "model.safetensors").is_file()]
+            if not runs:
+                continue
+            source = task.source(root)
+            found = [measure(run, source) for run in runs]
+            cells = [task.name, policy, str(len(found))]
+            cells += [spread([each.error for each in found]), spread([each.sampled for each in found])]
+            hits = [(each.hits, each.chance) for each in found if each.hits is not None and each.chance is not None]
+            cells += [spread([100 * hit for hit, _ in hits]) + " %" if hits else "no mask"]
+            cells += [spread([hit / chance for hit, chance in hits], 2) if hits else ""]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/where"), help="folder of the runs")
+    parser.add_argument("--root", help="folder of MNIST and Fashion-MNIST")
+    parser.add_argument("--only", help="tasks whose name contains this")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    arguments = parser.parse_args()
+    for seed in arguments.seeds:
+        for task in TASKS:
+            for policy in POLICIES:
+                run = folder(arguments.out, task, policy, seed)
+                wanted = arguments.only is None or arguments.only in task.name
+                if wanted and not (run / "model.safetensors").is_file():
+                    train(task, policy, seed, arguments.out, arguments.root)
+    before, _, rest = PAGE.read_text().partition(MARK)
+    _, _, after = rest.partition(MARK)
+    PAGE.write_text(f"{before}{MARK}\n\n{table(arguments.out, arguments.root)}\n\n{MARK}{after}")
+
+
+if __name__ == "__main__":
+    main()

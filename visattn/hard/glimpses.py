@@ -1,0 +1,103 @@
+"""Any backbone as a model for large images: it sees a few crops in full resolution, and never the rest.
+
+A :class:`~visattn.hard.scout.Scout` chooses the crops from a small copy of the image, the backbone answers for each of
+them, and the answers are averaged. So the cost grows with the number of crops and not with the image.
+
+>>> import timm, torch
+>>> model = GlimpseNetwork(timm.create_model("test_resnet", num_classes=10), Scout(size=64, glimpses=3)).eval()
+>>> images = torch.rand(2, 3, 256, 320)
+>>> model(images).shape, model.fixations(images)[0].shape
+(torch.Size([2, 10]), torch.Size([2, 3, 2]))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from visattn.hard.scout import Scout
+from visattn.hard.sensor import glimpse
+
+PREFIX = "glimpse_"  # of the names of such models
+IMAGE = 448  # side of the images that they are made for, unless the backbone's own are larger than half of it
+
+
+class GlimpseNetwork(nn.Module):
+    """Looks at G crops of an image at once, and gives the mean of the backbone's logits.
+
+    Args:
+        backbone: a timm model, with or without attention.
+        scout: says where the crops are and how large.
+    """
+
+    def __init__(self, backbone: nn.Module, scout: Scout) -> None:
+        super().__init__()
+        self.scout = scout
+        self.backbone: Any = backbone
+        number = getattr(backbone, "num_classes", 0)
+        if number < 2:
+            raise ValueError(f"glimpses need a backbone that tells two or more classes apart, got {number}")
+        config: Any = backbone.pretrained_cfg
+        self.pretrained_cfg = self.default_cfg = {**config, **around(config)}
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes are told apart."""
+        return self.backbone.num_classes
+
+    @property
+    def num_features(self) -> int:
+        """Width of the backbone's last features."""
+        return self.backbone.num_features
+
+    def get_classifier(self) -> Any:
+        """The backbone's layer that gives the logits."""
+        return self.backbone.get_classifier()
+
+    def reset_classifier(self, num_classes: int, *args: Any, **kwargs: Any) -> None:
+        """A new classifier for another number of classes."""
+        self.backbone.reset_classifier(num_classes, *args, **kwargs)
+
+    def no_weight_decay(self) -> set[str]:
+        """What the backbone names."""
+        own = getattr(self.backbone, "no_weight_decay", set)
+        return {f"backbone.{name}" for name in own()}
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, classes)."""
+        locations = self.scout(images)  # (B, G, 2)
+        crops = glimpse(images, locations, size=self.scout.size).flatten(0, 2)  # (B * G, C, S, S)
+        return self.backbone(crops).unflatten(0, locations.shape[:2]).mean(1)
+
+    def fixations(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Where it looks, (B, G, 2) as (x, y), best first, and height and width of a crop in pixels; not drawn."""
+        return self.scout.locations(images, sample=False), (self.scout.size, self.scout.size)
+
+
+def around(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a network of glimpses changes in timm's configuration of its backbone.
+
+    >>> changes = around({"architecture": "resnet50", "input_size": (3, 224, 224), "classifier": "fc"})
+    >>> changes["architecture"], changes["input_size"], changes["classifier"]
+    ('glimpse_resnet50', (3, 448, 448), 'backbone.fc')
+    """
+    channels, *sides = config["input_size"]
+    side = max(IMAGE, 2 * max(sides))
+    return {
+        "architecture": f"{PREFIX}{config['architecture']}",
+        "input_size": (channels, side, side),
+        "fixed_input_size": False,
+        "test_input_size": None,
+        "min_input_size": None,
+        "pool_size": None,
+        "classifier": _inside(config.get("classifier")),
+        "first_conv": _inside(config.get("first_conv")),
+    }
+
+
+def _inside(names: Any) -> Any:
+    if isinstance(names, tuple | list):
+        return tuple(_inside(name) for name in names)
+    return f"backbone.{names}" if names else names

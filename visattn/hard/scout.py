@@ -1,0 +1,171 @@
+r"""Where to look in a large image, decided from a small copy of it.
+
+.. math::
+    e = w^\top f(\mathrm{shrink}(x)), \qquad
+    \bar e_c = \text{mean of } e \text{ over what crop } c \text{ shows}, \qquad
+    \{c_1, \dots, c_G\} \sim \mathrm{softmax}(\bar e)
+
+where f is ``features``, a few strided convolutions, and w is ``score``. Training draws G crops one by one without
+replacement; evaluation takes the G best. The choice learns by REINFORCE (:mod:`visattn.core.decisions`): no gradient
+runs from the crops into their places. ``baseline`` guesses the reward from the pooled features without changing them.
+
+**Which crops there are.** All lie wholly inside the image and begin at whole pixels, so that a crop is a copy of what
+is there. Along each side they begin at both ends and, evenly spread, at most half a crop apart (:func:`starts`). So
+every pixel can be seen, and whatever is no larger than half a crop lies wholly in one of them. Finer steps would mostly
+show the same again: neighbours share half their width, and more only where the room in the image is no multiple of half
+a crop. Neighbours may both be chosen, since what matters can be larger than one crop.
+
+>>> import torch
+>>> scout = Scout(size=224, glimpses=4).eval()
+>>> scout(torch.rand(2, 3, 600, 1024)).shape
+torch.Size([2, 4, 2])
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from visattn.core.decisions import Decides, Decision
+from visattn.core.sampling import draw_log_prob, entropy, top_k
+from visattn.hard.ram import Policy
+from visattn.registry import suggest
+
+WIDTHS = (16, 32, 64)  # each convolution halves the sides
+STRIDE = 2 ** len(WIDTHS)
+GROUPS = 8
+
+
+class Scout(Decides):
+    """Chooses G crops of an image from a copy of at most about ``overview`` pixels.
+
+    Args:
+        in_chans: channels of the images.
+        size: side of a crop in pixels.
+        glimpses: G.
+        overview: longer side of the small copy.
+        policy: ``learned``, or ``random`` for crops drawn anywhere, to compare with; these are the same for the same
+            images in evaluation mode.
+        policy_weight: of REINFORCE in the loss.
+        entropy_weight: of the entropy in the loss.
+    """
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        *,
+        size: int,
+        glimpses: int = 4,
+        overview: int = 96,
+        policy: Policy = "learned",
+        policy_weight: float = 0.1,
+        entropy_weight: float = 0.002,
+    ) -> None:
+        super().__init__()
+        for name, value in {"glimpses": glimpses, "glimpse_size": size, "overview": overview}.items():
+            if value < 1:
+                raise ValueError(f"a model that takes glimpses needs {name} of at least one, got {value}")
+        if policy not in get_args(Policy):
+            raise ValueError(f"unknown policy {policy!r}: {suggest(str(policy), get_args(Policy))}")
+        self.size, self.glimpses, self.overview, self.policy = size, glimpses, overview, policy
+        self.policy_weight, self.entropy_weight = policy_weight, entropy_weight
+        if policy == "learned":
+            layers: list[nn.Module] = []
+            for narrow, wide in pairwise((in_chans, *WIDTHS)):
+                # A kernel of even width is centred on the two by two pixels that it replaces.
+                layers += [nn.Conv2d(narrow, wide, 4, 2, 1, bias=False), nn.GroupNorm(GROUPS, wide), nn.ReLU()]
+            last = WIDTHS[-1]
+            layers += [nn.Conv2d(last, last, 3, 1, 1, bias=False), nn.GroupNorm(GROUPS, last), nn.ReLU()]
+            self.features = nn.Sequential(*layers)
+            self.score = nn.Conv2d(last, 1, 1, bias=False)  # the same added to all energies changes nothing
+            self.baseline = nn.Linear(last, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Centres (B, G, 2) of the crops as (x, y) in [-1, 1]; drawn in training mode, the best ones otherwise."""
+        return self.locations(images, sample=self.training)
+
+    def locations(self, images: Tensor, *, sample: bool) -> Tensor:
+        """The same, drawn or not."""
+        height, width = images.shape[-2:]
+        if self.size > min(height, width):
+            raise ValueError(
+                f"a glimpse of {self.size} x {self.size} pixels does not fit into an image of {height} x {width}"
+            )
+        dtype = torch.promote_types(images.dtype, torch.float32)
+        tops, lefts = (
+            torch.tensor(starts(side, self.size), device=images.device, dtype=dtype) for side in (height, width)
+        )
+        count = len(tops) * len(lefts)
+        if self.glimpses > count:
+            raise ValueError(
+                f"{self.glimpses} glimpses are more than the {count} that an image of {height} x {width} pixels has "
+                f"room for at {self.size} x {self.size}: take fewer or smaller ones, or larger images"
+            )
+        if self.policy == "learned":
+            chosen = self._decide(images, tops, lefts, sample)  # (B, G)
+        else:
+            chosen = self._anywhere(images, count, sample)
+        y = (2 * tops[chosen // len(lefts)] + self.size - height) / height
+        x = (2 * lefts[chosen % len(lefts)] + self.size - width) / width
+        return torch.stack([x, y], -1)
+
+    def _decide(self, images: Tensor, tops: Tensor, lefts: Tensor, sample: bool) -> Tensor:
+        height, width = images.shape[-2:]
+        features = self.features(F.interpolate(images, small_size(height, width, self.overview), mode="area"))
+        e = self.score(features)[:, 0]  # (B, h, w)
+        down, across = shares(tops, self.size, height, e.shape[1]), shares(lefts, self.size, width, e.shape[2])
+        # Sums in full precision, and not matrix products, which autocast would round.
+        e = (e[:, None] * down[:, :, None]).sum(2)  # (B, rows, w)
+        energies = (e[:, :, None] * across).sum(3).flatten(1)  # (B, rows * columns)
+        chosen = top_k(energies.detach(), self.glimpses, sample=sample)
+        if sample:
+            log_prob = draw_log_prob(energies, chosen)
+            expected = self.baseline(features.detach().mean((2, 3))).to(log_prob.dtype)  # (B, 1)
+            self.decision = Decision(
+                log_prob, expected.expand_as(log_prob), entropy(energies), self.policy_weight, self.entropy_weight
+            )
+        return chosen
+
+    def _anywhere(self, images: Tensor, count: int, sample: bool) -> Tensor:
+        if sample:
+            return torch.rand(len(images), count, device=images.device).topk(self.glimpses).indices
+        generator = torch.Generator().manual_seed(0)
+        return torch.rand(len(images), count, generator=generator).topk(self.glimpses).indices.to(images.device)
+
+
+def starts(length: int, size: int) -> list[int]:
+    """First pixels of the crops along a side: at both ends, and evenly between them at most half a crop apart.
+
+    >>> starts(448, 224), starts(224, 224), starts(300, 224)
+    ([0, 112, 224], [0], [0, 76])
+    """
+    room, step = length - size, max(size // 2, 1)
+    steps = -(-room // step)
+    return [0, *((2 * i * room + steps) // (2 * steps) for i in range(1, steps + 1))]
+
+
+def small_size(height: int, width: int, overview: int) -> tuple[int, int]:
+    """Height and width of the small copy: never much more than the image's own, multiples of the network's stride.
+
+    >>> small_size(768, 1024, 96), small_size(64, 64, 96)
+    ((72, 96), (64, 64))
+    """
+    scale = min(1.0, overview / max(height, width)) / STRIDE
+    return STRIDE * max(round(scale * height), 1), STRIDE * max(round(scale * width), 1)
+
+
+def shares(begins: Tensor, size: int, length: int, cells: int) -> Tensor:
+    """(N, cells): which share of each of N crops lies in each of the equal cells of a side.
+
+    >>> shares(torch.tensor([0.0, 2.0]), 4, 8, 4)
+    tensor([[0.5000, 0.5000, 0.0000, 0.0000],
+            [0.0000, 0.5000, 0.5000, 0.0000]])
+    """
+    cell = length / cells
+    edges = torch.arange(cells, device=begins.device, dtype=begins.dtype) * cell
+    first, last = begins[:, None], begins[:, None] + size
+    return (torch.minimum(last, edges + cell) - torch.maximum(first, edges)).clamp(min=0) / size
