@@ -15,7 +15,10 @@ from visattn.training.building import create_classifier, create_source
 from visattn.training.settings import Settings
 
 # TensorBoard's and Lightning's own
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*")
+pytestmark = [
+    pytest.mark.usefixtures("elsewhere"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*"),
+]
 
 STEPS = [
     "--config", str(ROOT / "configs" / "hard_digits.yaml"), "--epochs", "2", "--film-every", "0", "--batch-size", "16",
@@ -33,15 +36,6 @@ MODELS = {
     "half_precision": ["--precision", "bf16-mixed"],
     "averaged": ["--ema", "0.9"],
 }
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Every test has a folder of its own, and does not change the random state of the next one."""
-    monkeypatch.chdir(tmp_path)
-    state = torch.get_rng_state()
-    yield tmp_path
-    torch.set_rng_state(state)
 
 
 def weights(folder, name):

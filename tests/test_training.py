@@ -27,16 +27,10 @@ from visattn.training.checkpoints import load_checkpoint
 from visattn.training.settings import Settings
 
 # TensorBoard's and Lightning's own
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*")
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Every test has a folder of its own, and does not change the random state of the next one."""
-    monkeypatch.chdir(tmp_path)
-    state = torch.get_rng_state()
-    yield tmp_path
-    torch.set_rng_state(state)
+pytestmark = [
+    pytest.mark.usefixtures("elsewhere"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*"),
+]
 
 
 def run(*arguments, code=0, capsys=None):
