@@ -30,6 +30,7 @@ PAGE = ROOT / "docs" / "hard_attention.md"
 MARK = "<!-- table: made by benchmarks/where_to_look.py -->"
 SEEDS = (0, 1, 2)
 POLICIES = ("learned", "random")
+BATCH = 500
 SAMPLES = 10  # paths per image, for the second error
 
 
@@ -79,18 +80,24 @@ def train(task: Task, policy: str, seed: int, out: Path, root: str | None) -> No
 
 @dataclass(frozen=True)
 class Outcome:
-    """Errors in percent on the validation images, and how often a fixation is on the object."""
+    """Errors on the validation images, and how often a fixation is on the object, all in percent.
+
+    ``borrowed`` and ``hits_elsewhere`` are what comes of following the path that the model chose for another image:
+    if the path did not depend on the image, they would be the same as ``error`` and ``hits``.
+    """
 
     error: float
     sampled: float
-    hits: float | None
-    chance: float | None
+    borrowed: float
+    hits: float | None = None
+    hits_elsewhere: float | None = None
+    chance: float | None = None
 
 
-def batches(source: Source, size: int = 500) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+def batches(source: Source) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     """All validation images in grey, (B, 1, H, W), with labels and masks."""
-    for start in range(0, len(source.val), size):
-        indices = range(start, min(start + size, len(source.val)))
+    for start in range(0, len(source.val), BATCH):
+        indices = range(start, min(start + BATCH, len(source.val)))
         images, labels = zip(*(source.val.read(index, 0) for index in indices), strict=True)
         grey = torch.stack([torch.from_numpy(image[..., :1].copy()) for image in images]).permute(0, 3, 1, 2) / 255
         masks = None
@@ -104,42 +111,36 @@ def measure(run: Path, source: Source) -> Outcome:
     """Of the last epoch: the best one would have been chosen on the same images."""
     model = open_trained(None, str(run / "checkpoints" / "last.ckpt")).model
     assert isinstance(model, RAM)
-    wrong = wrong_sampled = total = 0
-    hits, chance = [], []
-    for images, labels, masks in batches(source):
-        for samples in (1, SAMPLES):
-            model.samples = samples
-            mistakes = int((model(images).argmax(1) != labels).sum())
-            if samples == 1:
-                wrong += mistakes
-            else:
-                wrong_sampled += mistakes
-        total += len(labels)
-        if masks is not None:
-            hits.append(on_mask(model.fixations(images)[0], masks).float().mean().item())
-            chance.append(masks.float().mean().item())
-    return Outcome(
-        100 * wrong / total,
-        100 * wrong_sampled / total,
-        statistics.mean(hits) if hits else None,
-        statistics.mean(chance) if chance else None,
-    )
+    images, labels, masks = zip(*batches(source), strict=True)
+    found: dict[str, list[Tensor]] = {"error": [], "sampled": [], "borrowed": []}
+    path = torch.cat([model.fixations(each)[0] for each in images])
+    borrowed = path.roll(1, 0)
+    for number, (x, label) in enumerate(zip(images, labels, strict=True)):
+        model.samples = 1
+        found["error"].append(model(x).argmax(1) != label)
+        model.samples = SAMPLES
+        found["sampled"].append(model(x).argmax(1) != label)
+        found["borrowed"].append(model.along(x, borrowed[number * BATCH :][: len(x)]).argmax(1) != label)
+    if source.mask is not None:
+        mask = torch.cat([each for each in masks if each is not None])
+        found |= {"hits": [on_mask(path, mask)], "hits_elsewhere": [on_mask(borrowed, mask)], "chance": [mask]}
+    return Outcome(**{name: 100 * torch.cat(each).float().mean().item() for name, each in found.items()})
 
 
-def spread(values: Sequence[float], digits: int = 1) -> str:
+def spread(values: Sequence[float]) -> str:
     """Mean and range.
 
     >>> spread([1.0, 2.0, 4.5])
     '2.5 (1.0 to 4.5)'
     """
-    return f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    return f"{statistics.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def table(out: Path, root: str | None) -> str:
     """All runs that are there, as Markdown."""
     lines = [
-        "| data | policy | seeds | error % | error %, ten paths | fixations on the digit | times chance |",
-        "|---|---|---|---|---|---|---|",
+        "| data | policy | seeds | error | ten paths | another's path | fixations on the digit | another's fixations |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for task in TASKS:
         for policy in POLICIES:
@@ -150,10 +151,9 @@ def table(out: Path, root: str | None) -> str:
             source = task.source(root)
             found = [measure(run, source) for run in runs]
             cells = [task.name, policy, str(len(found))]
-            cells += [spread([each.error for each in found]), spread([each.sampled for each in found])]
-            hits = [(each.hits, each.chance) for each in found if each.hits is not None and each.chance is not None]
-            cells += [spread([100 * hit for hit, _ in hits]) + " %" if hits else "no mask"]
-            cells += [spread([hit / chance for hit, chance in hits], 2) if hits else ""]
+            for name in ("error", "sampled", "borrowed", "hits", "hits_elsewhere"):
+                values = [value for each in found if (value := getattr(each, name)) is not None]
+                cells.append(spread(values) if values else "")
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import visattn
 from tests.reference import hard as oracle
-from visattn.core.decisions import Decides, Decision, policy_loss, take_decisions
+from visattn.core.decisions import Decides, Decision, policy_loss, policy_term, take_decisions
 from visattn.core.sampling import draw_log_prob, entropy, top_k
 from visattn.hard.ram import log_normal
 
@@ -139,6 +139,41 @@ def test_a_policy_learns_what_pays():
         loss.backward()
         optimiser.step()
     assert coin.energies.softmax(0)[1] > 0.95
+
+
+def test_the_term_is_that_of_all_decisions_and_everybody_is_told():
+    hard = visattn.create_block("hard", 1, signal="reinforce", baseline="moving_average")
+    model = nn.Sequential(Coin(), nn.Unflatten(1, (1, 1, 1)), hard)
+    right = torch.tensor([True, False, True])
+    torch.manual_seed(1)
+    model(torch.ones(3, 1))
+    expected = sum(policy_loss(decision, right.float()) for decision in take_decisions(model))
+    torch.manual_seed(1)
+    model(torch.ones(3, 1))
+    torch.testing.assert_close(policy_term(model, right), expected)
+    assert hard.expected.item() == pytest.approx(0.1 * 2 / 3)
+    assert policy_term(model.eval(), right).item() == 0
+    policy_term(nn.Sequential(hard), right, mean=torch.tensor(0.0))
+    assert hard.expected.item() == pytest.approx(0.9 * 0.19 * 2 / 3, abs=1e-6)  # after two steps of 2/3 and one of 0
+
+
+@pytest.mark.parametrize(
+    ("log_prob", "baseline", "entropy", "reward"),
+    [
+        ((8,), (8, 1), (8, 1), (8,)),
+        ((8,), (8,), (8,), (8,)),
+        ((8, 2), (8, 1), (8, 1), (8,)),
+        ((8, 2), (8, 2), (8,), (8,)),
+        ((8, 2), (8, 2), (1, 2), (8,)),
+        ((8, 2), (8, 2), (8, 2), (1,)),
+        ((8, 2), (8, 2), (8, 2), (8, 1)),
+        ((8, 2), (8, 2), (8, 2), ()),
+    ],
+)
+def test_shapes_that_do_not_fit_are_explained(log_prob, baseline, entropy, reward):
+    decision = Decision(torch.zeros(log_prob), torch.zeros(baseline), torch.zeros(entropy))
+    with pytest.raises(ValueError, match=r"must be \(B, T\)"):
+        policy_loss(decision, torch.zeros(reward))
 
 
 def test_decides_is_public():

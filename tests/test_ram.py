@@ -55,6 +55,21 @@ def test_agrees_with_the_paper(images):
         np.testing.assert_allclose(answer, expected, atol=1e-10)
 
 
+def test_any_path_can_be_followed(images):
+    model = built().eval()
+    path = 2 * torch.rand(3, 5, 2, dtype=torch.float64) - 1
+    answers = model.along(images, path).detach()
+    for image, answer, places in zip(images.numpy(), answers, path.numpy(), strict=True):
+        np.testing.assert_allclose(answer, oracle.ram_logits(image, weights(model), places, **RETINA), atol=1e-10)
+
+
+def test_other_channels_are_explained(images):
+    with pytest.raises(ValueError, match=r"built for images \(B, 2, H, W\), got \(3, 1, 11, 17\): see in_chans"):
+        built()(images[:, :1])
+    with pytest.raises(ValueError, match="got"):
+        built()(images[0])
+
+
 def test_decisions_agree_with_the_paper(images):
     """Log-probabilities, baselines and logits on a path that was drawn."""
     model = built(sigma=0.2).train()

@@ -30,6 +30,10 @@ def test_the_examples_run(monkeypatch, tmp_path):
     assert count_parameters(visattn.create_model("resnet50_cbam")) == 28_089_624
     assert "28,089,624" in README
     assert visattn.create_block("halve", 3).gain.shape == (3, 1, 1)
+    skip = names["Skip"](names["nn"].Identity())
+    skip(names["x"])
+    names["policy_term"](skip, reward=names["torch"].ones(len(names["x"]))).backward()
+    assert skip.energy.grad is not None
 
 
 def test_the_table_lists_every_block():

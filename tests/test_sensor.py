@@ -49,6 +49,12 @@ def test_half_precision_still_finds_the_pixels_of_a_large_image():
     assert seen.tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
 
 
+def test_bad_settings_are_explained():
+    for bad in ({"size": 0}, {"size": 2, "scales": 0}):
+        with pytest.raises(ValueError, match="at least one"):
+            glimpse(torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 2), **bad)
+
+
 def test_is_one_batched_grid_sample(monkeypatch):
     calls = []
     sample = torch.nn.functional.grid_sample

@@ -95,8 +95,8 @@ def _draw_fixations(
         points, (height, width) = model.fixations(inputs)
     title = f"Where {name} looks, step by step"
     if masks is not None:
-        share = float(on_mask(points, torch.from_numpy(masks)).float().mean())
-        title += f": {share:.0%} of the fixations on the outlined digit, which covers {masks.mean():.0%} of the image"
+        own, other = (on_mask(points, torch.from_numpy(each)).float().mean() for each in (masks, np.roll(masks, 1, 0)))
+        title += f": {own:.0%} of the fixations on the outlined digit, {other:.0%} on where it is in another image"
     paths = [Fixations(each, (width, height)) for each in points.float().numpy()]
     draw_paths(path, images, {name: list(zip(paths, answers, strict=True))}, title=title, masks=masks)
 

@@ -7,13 +7,13 @@ where :math:`a_t` is what was decided (``log_prob`` holds its log-probability), 
 estimate, and takes away variance.
 
 A module that decides at random derives from :class:`Decides` and keeps a :class:`Decision` whenever it runs in training
-mode. Whoever trains a model adds the :func:`policy_loss` of the decisions it took; ``train.py`` does so for any model:
+mode. Whoever trains a model adds the :func:`policy_term` of the decisions it took; ``train.py`` does so for any model:
 
+>>> import torch, visattn
 >>> from torch import nn
 >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), visattn.create_block("hard", 8, signal="reinforce")).train()
 >>> logits = model(torch.randn(2, 3, 9, 9)).mean((2, 3))
->>> reward = (logits.argmax(1) == torch.tensor([1, 2])).float()
->>> loss = sum(policy_loss(decision, reward) for decision in take_decisions(model))
+>>> loss = policy_term(model, reward=logits.argmax(1) == torch.tensor([1, 2]))
 >>> loss.shape
 torch.Size([])
 """
@@ -48,7 +48,10 @@ class Decision:
 
 
 class Decides(nn.Module):
-    """A module that takes decisions at random when it runs in training mode."""
+    """A module that takes decisions at random when it runs in training mode.
+
+    Its ``forward`` then sets ``self.decision``, once per pass; in evaluation mode it leaves nothing to chance.
+    """
 
     decision: Decision | None = None  # the last one that nobody has taken yet
 
@@ -75,9 +78,35 @@ def policy_loss(decision: Decision, reward: Tensor) -> Tensor:
         decision: what was decided.
         reward: (B,), for the answer that followed.
     """
-    reward = reward[:, None].expand_as(decision.baseline)
+    shape = decision.log_prob.shape
+    fits = len(shape) == 2 and decision.baseline.shape == shape and decision.entropy.shape[:1] == shape[:1]
+    if not fits or decision.entropy.ndim != 2 or reward.shape != shape[:1]:
+        shapes = [tuple(each.shape) for each in (decision.log_prob, decision.baseline, decision.entropy, reward)]
+        raise ValueError(
+            "log_prob and baseline of a decision must be (B, T), its entropy (B, T) or (B, 1) and the reward (B,); got "
+            + ", ".join(map(str, shapes))
+        )
+    reward = reward.to(decision.baseline.dtype)[:, None].expand_as(decision.baseline)
     advantage = (reward - decision.baseline).detach()
     loss = -decision.weight * (decision.log_prob * advantage).sum(1).mean()
     if decision.baseline.requires_grad:
         loss = loss + F.mse_loss(decision.baseline, reward)
     return loss - decision.entropy_weight * decision.entropy.sum(1).mean()
+
+
+def policy_term(model: nn.Module, reward: Tensor, *, mean: Tensor | None = None) -> Tensor:
+    """What the loss lacks for a model that took decisions in its last forward pass; zero if it took none.
+
+    Args:
+        model: with modules that decide anywhere in it.
+        reward: (B,), for the answers; one for a right one, say.
+        mean: of the reward over all processes, when there are several.
+    """
+    reward = reward.detach().float()
+    term = reward.new_zeros(())
+    for decision in take_decisions(model):
+        term = term + policy_loss(decision, reward)
+    for module in model.modules():
+        if isinstance(module, Decides):
+            module.observe(reward.mean() if mean is None else mean)
+    return term

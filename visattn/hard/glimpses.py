@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from visattn.hard.ram import RAM
 from visattn.hard.scout import Scout
 from visattn.hard.sensor import glimpse
 
@@ -36,6 +37,8 @@ class GlimpseNetwork(nn.Module):
         super().__init__()
         self.scout = scout
         self.backbone: Any = backbone
+        if isinstance(backbone, RAM | GlimpseNetwork):
+            raise ValueError(f"{type(backbone).__name__} takes glimpses itself: it cannot be the backbone")
         number = getattr(backbone, "num_classes", 0)
         if number < 2:
             raise ValueError(f"glimpses need a backbone that tells two or more classes apart, got {number}")

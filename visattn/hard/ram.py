@@ -87,7 +87,7 @@ class RAM(Decides):
             raise ValueError(f"ram needs sigma above zero, got {sigma}: without noise it never tries another place")
         if policy not in get_args(Policy):
             raise ValueError(f"unknown policy {policy!r}: {suggest(str(policy), get_args(Policy))}")
-        self.num_classes, self.num_features = num_classes, hidden
+        self.num_classes, self.num_features, self.in_chans = num_classes, hidden, in_chans
         self.glimpses, self.size, self.scales = glimpses, size, scales
         self.sigma, self.samples, self.policy, self.policy_weight = sigma, samples, policy, policy_weight
         self.what = nn.Linear(scales * in_chans * size * size, FEATURES)
@@ -112,6 +112,10 @@ class RAM(Decides):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, classes)."""
+        if images.ndim != 4 or images.shape[1] != self.in_chans:
+            raise ValueError(
+                f"ram was built for images (B, {self.in_chans}, H, W), got {tuple(images.shape)}: see in_chans"
+            )
         if self.training:
             state, _, self.decision = self._look(images, self._noise(images))
             return self.head(state)
@@ -125,6 +129,13 @@ class RAM(Decides):
         """Where it looks, (B, T, 2) as (x, y), and height and width of a glimpse in pixels; without noise."""
         noise = None if self.policy == "learned" else self._noise(images, 1)
         return self._look(images, noise)[1], (self.size, self.size)
+
+    def along(self, images: Tensor, path: Tensor) -> Tensor:
+        """Logits (B, classes) after looking at given places (B, T, 2)."""
+        state = images.new_zeros(len(images), self.num_features)
+        for location in path.unbind(1):
+            state = self._step(images, location, state)
+        return self.head(state)
 
     def _noise(self, images: Tensor, samples: int | None = None) -> Tensor:
         """What chance adds, (B, T, 2): drawn anew in training, or the same for every call with a number of samples."""

@@ -93,7 +93,8 @@ class Scout(Decides):
         height, width = images.shape[-2:]
         if self.size > min(height, width):
             raise ValueError(
-                f"a glimpse of {self.size} x {self.size} pixels does not fit into an image of {height} x {width}"
+                f"a glimpse of {self.size} x {self.size} pixels does not fit into an image of {height} x {width}: "
+                "take a smaller glimpse_size, or larger images"
             )
         dtype = torch.promote_types(images.dtype, torch.float32)
         tops, lefts = (

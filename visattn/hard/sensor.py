@@ -31,6 +31,8 @@ def glimpse(images: Tensor, locations: Tensor, *, size: int, scales: int = 1) ->
     tensor([[2., 3.],
             [6., 7.]])
     """
+    if size < 1 or scales < 1:
+        raise ValueError(f"a glimpse needs size and scales of at least one, got {size} and {scales}")
     height, width = images.shape[-2:]
     dtype = torch.promote_types(images.dtype, torch.float32)  # half precision cannot tell the pixels of a large image
     sides = [size * 2**scale for scale in range(scales)]

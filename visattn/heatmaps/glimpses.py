@@ -25,7 +25,9 @@ class Looks(Protocol):
 def why_no_glimpses(model: nn.Module, images: Tensor) -> str | None:
     """Why there are no glimpses; None if there are."""
     del images
-    return None if isinstance(model, Looks) else "it does not take glimpses"
+    if isinstance(model, Looks):
+        return None
+    return "it does not take glimpses of the image (what a hard block chose is among the gates)"
 
 
 def glimpses(request: Request) -> Result:

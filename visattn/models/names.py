@@ -16,6 +16,7 @@ from torch import nn
 
 from visattn.blocks import block_info, list_blocks
 from visattn.hard.glimpses import PREFIX, GlimpseNetwork, around
+from visattn.hard.ram import RAM
 from visattn.hard.scout import Scout
 from visattn.models.attach import attach_at, choose, survey_places
 from visattn.models.patch import PATCH_ATTENTION, swap_attention
@@ -109,6 +110,8 @@ def create_model(
     model = timm.create_model(name, pretrained=pretrained, **timm_kwargs)
     if attn is None:
         return model
+    if isinstance(model, RAM):
+        raise ValueError(f"ram has no feature map that {attn!r} could be put behind")
     if isinstance(config := getattr(model, "pretrained_cfg", None), dict):
         config["architecture"] = f"{name.partition('.')[0]}_{attn}"
     options = dict(attn_options or {})
@@ -141,6 +144,8 @@ def _with_glimpses(
 ) -> nn.Module:
     if "img_size" in kwargs:
         raise ValueError(f"the backbone sees glimpses: give glimpse_size instead of img_size={kwargs['img_size']}")
+    if "size" in kwargs:
+        raise ValueError(f"a glimpse_ model has no option 'size': give glimpse_size={kwargs['size']}")
     config = model_config(name)
     channels, _, native = config.input_size if config else (3, 224, 224)
     size = native if glimpse_size is None else glimpse_size

@@ -7,6 +7,7 @@ other combination works through :func:`visattn.create_model`.
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from visattn.blocks import list_blocks
 from visattn.hard import RAM
 from visattn.hard.glimpses import PREFIX, around
 from visattn.models.names import create_model, registered
+from visattn.registry import suggest
 
 __all__: list[str] = []
 
@@ -84,6 +86,10 @@ def ram(
     del cache_dir  # there is nothing to fetch
     if pretrained:
         raise ValueError("ram has no pretrained weights: train it, or load your own")
+    known = list(inspect.signature(RAM).parameters)
+    for key in kwargs:
+        if key not in known:
+            raise ValueError(f"ram has no option {key!r}: {suggest(key, known)} (valid: {', '.join(known)})")
     model = RAM(**kwargs)
     config = resolve_pretrained_cfg("ram", pretrained_cfg, pretrained_cfg_overlay).to_dict()
     channels = kwargs.get("in_chans", 1)

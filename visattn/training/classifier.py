@@ -16,7 +16,7 @@ from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 from typing_extensions import override
 
-from visattn.core.decisions import Decides, policy_loss, take_decisions
+from visattn.core.decisions import Decides, policy_term
 from visattn.data.loader import IGNORE
 from visattn.models.attachments import NAME
 from visattn.models.patch import Patch
@@ -39,7 +39,7 @@ class Classifier(LightningModule):
             self.mix = Mixup(
                 settings.mixup, settings.cutmix, label_smoothing=settings.label_smoothing, num_classes=num_classes
             )
-        self.deciding = [module for module in model.modules() if isinstance(module, Decides)]
+        self.decides = any(isinstance(module, Decides) for module in model.modules())
         if settings.channels_last:
             model.to(memory_format=torch.channels_last)
         accuracy: dict[str, Any] = {
@@ -94,17 +94,11 @@ class Classifier(LightningModule):
 
     def _policy_loss(self, logits: Tensor, label: Tensor) -> Tensor:
         """Of all decisions that the model took at random; the reward is one for a right answer."""
-        policy = logits.new_zeros(())
-        if not self.deciding:
-            return policy
+        if not self.decides:
+            return logits.new_zeros(())
         answer = logits.argmax(1)
         reward = label.gather(1, answer[:, None])[:, 0] if label.ndim == 2 else (answer == label).float()
-        for decision in take_decisions(self.model):
-            policy = policy + policy_loss(decision, reward)
-        mean = self.trainer.strategy.reduce(reward.mean(), reduce_op="mean")
-        for module in self.deciding:
-            module.observe(mean)
-        return policy
+        return policy_term(self.model, reward, mean=self.trainer.strategy.reduce(reward.mean(), reduce_op="mean"))
 
     def _watch(self, loss: Tensor, batch_idx: int) -> None:
         self._checked.append(loss)
@@ -176,6 +170,8 @@ class ShardedClassifier(Classifier):
 
 def _freeze_backbone(model: nn.Module) -> Iterator[nn.Module]:
     """Freeze all but attached attention, what decides, and the classifier; yields what must stay in evaluation mode."""
+    if isinstance(model, Decides):
+        raise ValueError(f"--freeze-backbone: {type(model).__name__} has no backbone to freeze")
     trained = {id(module) for part in _trained_parts(model) for module in part.modules()}
     for module in model.modules():
         if id(module) in trained:
@@ -192,5 +188,5 @@ def _trained_parts(model: nn.Module) -> Iterator[nn.Module]:
     for module in model.modules():
         if NAME in module._modules:
             yield module.get_submodule(NAME)
-        if isinstance(module, Patch | Decides) and module is not model:
+        if isinstance(module, Patch | Decides):
             yield module
