@@ -259,17 +259,17 @@ def test_paths_of_two_models_are_drawn_on_the_same_images(tmp_path):
     looked = {"one": [(right, yes), (right, yes)], "other": [(above, no), (above, no)]}
     draw_paths(tmp_path / "p.png", images, looked, title="title", masks=np.zeros((2, 60, 60), bool))
     sheet = read(tmp_path / "p.png").astype(int)
-    upper, lower = np.array_split(sheet, 2)
-    grey = near(sheet, (128, 128, 128), 3)
-    top, left, _, _ = extent(grey[: len(upper)])
-    violet = (sheet[..., 2] > sheet[..., 1] + 80) & (sheet[..., 2] > sheet[..., 0] + 40)
-    panel = extent(grey[: len(upper), : sheet.shape[1] // 2])
-    box = extent(violet[: len(upper), : sheet.shape[1] // 2])
-    assert box[1] > left + 0.7 * panel[3]  # on the right, and cut off at the edge of the image
-    assert box[1] + box[3] <= left + panel[3] + 2
-    assert box[0] == pytest.approx(top + panel[2] / 3, abs=8)
-    below = extent(violet[len(upper) :, : sheet.shape[1] // 2])
-    assert below[1] == pytest.approx(left + panel[3] / 3, abs=8)
+    upper, lower = np.array_split(sheet[:, : sheet.shape[1] // 2], 2)
+    boxes = {}
+    for half, name in ((upper, "right"), (lower, "above")):
+        grey = near(half, (128, 128, 128), 3)
+        rows, columns = (np.flatnonzero(grey.sum(axis) > 40) for axis in (1, 0))  # not the edges of letters
+        violet = (half[..., 2] > half[..., 1] + 80) & (half[..., 2] > half[..., 0] + 40)
+        top, left, height, width = extent(violet)
+        side = columns[-1] - columns[0] + 1
+        boxes[name] = [(top - rows[0]) / side, (left - columns[0]) / side, height / side, width / side]
+    assert boxes["right"] == pytest.approx([1 / 3, 0.95 - 1 / 6, 1 / 3, 0.05 + 1 / 6], abs=0.05)  # cut off at the edge
+    assert boxes["above"] == pytest.approx([0.2 - 1 / 6, 1 / 3, 1 / 3, 1 / 3], abs=0.05)
     for half, colour in ((upper, (26, 127, 55)), (lower, (193, 18, 31))):
         assert near(half, colour, 40).sum() > 20
 
