@@ -3,7 +3,7 @@
 Run: python benchmarks/where_to_look.py --out runs/where [--root data] [--only mnist]
 
 Trains what is not yet in ``--out`` (about five minutes per run on digits and twenty on the MNISTs, on one core), then
-writes the table of all runs that are there into docs/hard_attention.md.
+writes the table of all runs that are there into docs/hard_attention.md, and draws docs/where_it_looks.png.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,10 +24,13 @@ from visattn.data.readers import Source
 from visattn.data.sources import open_source
 from visattn.hard import RAM
 from visattn.heatmaps import on_mask
+from visattn.report.heatmaps import Answer
+from visattn.report.paths import draw_paths
+from visattn.report.views import Fixations
 from visattn.training.trained import open_trained
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "hard_attention.md"
+PAGE, PICTURE = ROOT / "docs" / "hard_attention.md", ROOT / "docs" / "where_it_looks.png"
 MARK = "<!-- table: made by benchmarks/where_to_look.py -->"
 SEEDS = (0, 1, 2)
 POLICIES = ("learned", "random")
@@ -158,6 +162,27 @@ def table(out: Path, root: str | None) -> str:
     return "\n".join(lines)
 
 
+@torch.no_grad()
+def draw(out: Path, task: Task, count: int = 6) -> None:
+    """The paths of both policies on the first validation images."""
+    source = task.source(None)
+    assert source.mask is not None
+    images, labels, masks = next(batches(source))
+    looked = {}
+    for policy in POLICIES:
+        model = open_trained(None, str(folder(out, task, policy, SEEDS[0]) / "checkpoints" / "last.ckpt")).model
+        assert isinstance(model, RAM)
+        points, (height, width) = model.fixations(images)
+        answers = model(images).softmax(1).max(1)
+        looked[f"{policy} policy"] = [
+            (Fixations(points[i].numpy(), (width, height)), Answer(str(int(labels[i])), str(int(said)), float(sure)))
+            for i, (sure, said) in enumerate(zip(answers.values[:count], answers.indices, strict=False))
+        ]
+    assert masks is not None
+    pixels = np.stack([source.val.read(index, 0)[0] for index in range(count)])
+    draw_paths(PICTURE, pixels, looked, title=f"RAM on {task.name}, seed {SEEDS[0]}", masks=masks[:count].numpy())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/where"), help="folder of the runs")
@@ -174,6 +199,7 @@ def main() -> None:
                     train(task, policy, seed, arguments.out, arguments.root)
     before, _, rest = PAGE.read_text().partition(MARK)
     _, _, after = rest.partition(MARK)
+    draw(arguments.out, TASKS[1])
     PAGE.write_text(f"{before}{MARK}\n\n{table(arguments.out, arguments.root)}\n\n{MARK}{after}")
 
 
