@@ -102,15 +102,22 @@ def test_perturbed_training_is_between_zero_and_one_and_sums_to_k():
     torch.testing.assert_close(mask.sum((1, 2, 3)), torch.full((2,), 3.0, dtype=torch.float64))
 
 
-def test_little_noise_leaves_the_best():
-    """The scale of the energies does not matter: they are brought to between zero and one."""
+def test_little_noise_leaves_the_best(x):
     block = built("hard_topk", glimpses=3, sigma=1e-7)
-    x = torch.randn(2, 16, 7, 5, dtype=torch.float64)
     best = block.attention(x).mask
-    with torch.no_grad():
-        block.fc2.weight *= 1e-3
-        block.fc2.bias *= 1e-3
     torch.testing.assert_close(block.train().attention(x).mask, best)
+
+
+def test_the_noise_is_measured_by_the_spread_of_the_energies(x):
+    """They are brought to between zero and one: other units do not change the choice."""
+    block = built("hard_topk", glimpses=3, sigma=0.1).train()
+    masks = []
+    for factor in (1.0, 100.0):
+        torch.nn.init.constant_(block.fc2.bias, factor)
+        block.fc2.weight.data *= factor
+        torch.manual_seed(0)
+        masks.append(block.attention(x).mask)
+    torch.testing.assert_close(*masks, rtol=0, atol=0.02)
 
 
 def test_a_place_is_covered_once_and_belongs_to_all_of_its_windows():

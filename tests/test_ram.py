@@ -73,6 +73,7 @@ def test_other_channels_are_explained(images):
 def test_decisions_agree_with_the_paper(images):
     """Log-probabilities, baselines and logits on a path that was drawn."""
     model = built(sigma=0.2).train()
+    torch.nn.init.constant_(model.locator.bias, 1.5)  # near the corner, so that some draws lie outside of the image
     torch.manual_seed(5)
     logits = model(images)
     (decision,) = take_decisions(model)
@@ -90,6 +91,7 @@ def test_decisions_agree_with_the_paper(images):
             assert decision.log_prob[i, step].item() == pytest.approx(expected, abs=1e-10)
         baselines = oracle.ram_baselines(image, weights(model), drawn.clip(-1, 1), **RETINA)
         np.testing.assert_allclose(decision.baseline[i].detach(), baselines, atol=1e-10)
+        assert (abs(drawn) > 1).any()
         answer = oracle.ram_logits(image, weights(model), drawn.clip(-1, 1), **RETINA)
         np.testing.assert_allclose(logits[i].detach(), answer, atol=1e-10)
 
