@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visattn.data.digits import Difficulty
 from visattn.data.readers import Source
 from visattn.data.sources import open_source
 from visattn.hard import RAM
@@ -46,12 +47,12 @@ class Task:
     config: str
     size: int
     data: str = "digits"
-    difficulty: str = "cluttered"
+    difficulty: Difficulty = "cluttered"
     random_epochs: int | None = None  # of the random policy, when it is given fewer
 
     def source(self, root: str | None) -> Source:
         """The images."""
-        source = open_source(self.data, root=root, difficulty=self.difficulty)  # type: ignore[arg-type]
+        source = open_source(self.data, root=root, difficulty=self.difficulty)
         assert isinstance(source, Source)
         return source
 

@@ -13,7 +13,7 @@ inside the map, and the mask m is one at every place that a chosen window covers
 without replacement; evaluation takes the K best.
 
 The head learns in one of two ways: ``straight_through`` (Gumbel top-k forwards, the gradient of the softmax backwards)
-works in any training loop; ``reinforce`` needs the loss of :func:`visattn.core.decisions.policy_loss`, which
+works in any training loop; ``reinforce`` needs :func:`visattn.core.decisions.policy_term` in the loss, which
 ``train.py`` adds.
 
 Differences from the paper: K windows instead of one place, and no recurrent network between them. The paper replaces
