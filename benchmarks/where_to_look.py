@@ -25,10 +25,10 @@ from visattn.data.readers import Source
 from visattn.data.sources import open_source
 from visattn.hard import RAM
 from visattn.heatmaps import on_mask
+from visattn.models.saved import open_trained
 from visattn.report.heatmaps import Answer
 from visattn.report.paths import draw_paths
 from visattn.report.views import Fixations
-from visattn.training.trained import open_trained
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs" / "hard_attention.md", ROOT / "docs" / "where_it_looks.png"

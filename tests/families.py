@@ -66,11 +66,11 @@ def check(model: torch.nn.Module, x: torch.Tensor, at: str, block: str = "se") -
     with torch.no_grad():
         before = tensor(model(x))
     visattn.attach(model, block, at=at, example=x)
-    assert [key for key in model.state_dict() if not key.startswith("visattn.")] == list(plain)
+    assert [key for key in model.state_dict() if ".visattn." not in key] == list(plain)
     with torch.no_grad():
         assert torch.equal(tensor(model(x)), before), "the output changed"
 
-    attached = list(model.visattn.children())
+    attached = list(visattn.attachments(model).values())
     model.train()
     tensor(model(x)).square().mean().backward()
     for one in attached:

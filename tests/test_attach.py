@@ -17,8 +17,8 @@ from tests import families
 from tests.models import model_and_images
 from visattn.blocks import block_info
 from visattn.models.attach import choose, survey_places
-from visattn.models.attachments import Attached
-from visattn.models.layout import Layout, grid, recognise
+from visattn.models.layout import Layout, Place, grid, recognise
+from visattn.models.wrapping import Attached, ImageShape
 
 KINDS = [
     "test_resnet",
@@ -77,18 +77,19 @@ def test_every_block_starts_as_the_identity_and_learns(name, block):
     before = model(x)
     narrow = "rd_ratio" in inspect.signature(block_info(block).factory).parameters
     visattn.attach(model, block, at="stages", **({"rd_ratio": 1 / 2} if narrow else {}))  # no unit dead by chance
+    blocks = nn.ModuleList(visattn.attachments(model).values())
     if block_info(block).family == "hard":
-        model.visattn.train()  # the best windows are the best, whatever their energies
+        blocks.train()  # the best windows are the best, whatever their energies
     assert torch.equal(model(x), before)
-    reached = {name: 0.0 for name, _ in model.visattn.named_parameters()}
-    optimiser = torch.optim.SGD(model.visattn.parameters(), lr=1)
+    reached = {name: 0.0 for name, _ in blocks.named_parameters()}
+    optimiser = torch.optim.SGD(blocks.parameters(), lr=1)
     for _ in range(4):
         optimiser.zero_grad()
         model(x).square().mean().backward()
-        for name, parameter in model.visattn.named_parameters():
+        for name, parameter in blocks.named_parameters():
             reached[name] += parameter.grad.abs().sum().item()
         optimiser.step()
-    for place, attached in model.visattn.named_children():
+    for place, attached in blocks.named_children():
         assert reached[f"{place}.gain"] > 0
         own = [reached[f"{place}.block.{name}"] for name, _ in attached.block.named_parameters()]
         assert not own or max(own) > 0, f"{place} does not learn"
@@ -98,12 +99,12 @@ def test_identity_is_a_gain_of_zero_and_paper_has_none():
     model, x = model_and_images("test_resnet")
     before = model(x)
     visattn.attach(model, "cbam")
-    assert all(one.gain.item() == 0 for one in model.visattn.children())
+    assert all(one.gain.item() == 0 for one in visattn.attachments(model).values())
     visattn.detach(model)
     visattn.attach(model, "cbam", init="paper")
-    assert all(one.gain is None for one in model.visattn.children())
+    assert all(one.gain is None for one in visattn.attachments(model).values())
     assert not torch.equal(model(x), before)
-    assert torch.equal(model.visattn.layer1__0.block.spatial.gate.bn.weight, torch.zeros(1))
+    assert torch.equal(visattn.attachments(model)["layer1.0"].block.spatial.gate.bn.weight, torch.zeros(1))
 
 
 def test_checkpoints_cross_the_line_both_ways():
@@ -111,12 +112,12 @@ def test_checkpoints_cross_the_line_both_ways():
     attached = visattn.attach(copy.deepcopy(plain), "cbam")
     for parameter in attached.parameters():
         nn.init.normal_(parameter, std=0.1)
-    assert [key for key in attached.state_dict() if not key.startswith("visattn.")] == list(plain.state_dict())
+    assert [key for key in attached.state_dict() if ".visattn." not in key] == list(plain.state_dict())
 
     report = visattn.load_state_dict(attached, plain.state_dict())
     assert report.loaded == len(plain.state_dict())
     assert report.new
-    assert all(key.startswith("visattn.") for key in report.new)
+    assert all(".visattn." in key for key in report.new)
     assert "new in the model" in str(report)
     assert torch.equal(attached.fc.weight, plain.fc.weight)
 
@@ -146,17 +147,25 @@ def test_a_plain_checkpoint_loads_strictly(caplog):
     assert torch.equal(attached(x), plain(x))
     assert "the checkpoint has no attached blocks" in caplog.text
     state = attached.state_dict()
-    del state["visattn.layer1__0.gain"]
+    del state["layer1.0.visattn.0.gain"]
     with pytest.raises(RuntimeError, match="Missing key"):
         attached.load_state_dict(state)
+
+
+def seen(height, width):
+    image = ImageShape()
+    image.note(torch.empty(1, 3, height, width))
+    return image
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 5])
 def test_prefix_tokens_pass_untouched(prefix):
     layout = Layout("tokens", 4, prefix)
     x = torch.randn(2, prefix + 15, 4)
-    attached = Attached(visattn.create_block("spatial", 4).eval(), layout, torch.ones(()))
-    y = attached(x, (30, 50))
+    attached = Attached(
+        visattn.create_block("spatial", 4).eval(), Place("", layout, (3, 5)), torch.ones(()), image=seen(30, 50)
+    )
+    y = attached(x)
     assert torch.equal(y[:, :prefix], x[:, :prefix])
     torch.testing.assert_close(y[:, prefix:], x[:, prefix:] / 2)  # CBAM's spatial gate starts at one half
 
@@ -169,11 +178,11 @@ def test_layouts_agree(layout):
         nn.init.normal_(parameter)
     feature = torch.randn(2, 4, 3, 5)
     x = layout.from_map(feature, torch.randn(2, 2 + 15, 4))
-    assert torch.equal(layout.to_map(x, (24, 40)), feature)
+    assert torch.equal(layout.to_map(x, (3, 5)), feature)
     for gain in (None, torch.tensor(0.3)):
-        y = Attached(block, layout, gain)(x, (24, 40))
+        y = Attached(block, Place("", layout, (3, 5)), gain, image=seen(24, 40))(x)
         expected = block(feature) if gain is None else feature + 0.3 * (block(feature) - feature)
-        torch.testing.assert_close(layout.to_map(y, (24, 40)), expected)
+        torch.testing.assert_close(layout.to_map(y, (3, 5)), expected)
 
 
 @pytest.mark.parametrize("size", [(48, 80), (32, 96), (64, 128), (160, 224), (256, 128)])
@@ -182,8 +191,10 @@ def test_networks_built_for_images_that_are_not_square(size):
     x = torch.rand(1, 3, *size)
     before = model(x)
     visattn.attach(model, "se")
-    assert {(str(one.layout), one.layout.channels) for one in model.visattn.children()} == {("tokens + 1", 192)}
-    assert len(model.visattn._modules) == 11
+    assert {(str(one.place.layout), one.place.layout.channels) for one in visattn.attachments(model).values()} == {
+        ("tokens + 1", 192)
+    }
+    assert len(visattn.attachments(model)) == 11
     assert torch.equal(model(x), before)
 
 
@@ -192,7 +203,9 @@ def test_the_grid_is_known_however_the_network_is_called():
     model, _ = model_and_images("test_vit", dynamic_img_size=True)
     visattn.attach(model, "se", at="blocks.0")
     seen = []
-    model.visattn.blocks__0.block.register_forward_hook(lambda m, args, y: seen.append(tuple(args[0].shape[2:])))
+    visattn.attachments(model)["blocks.0"].block.register_forward_hook(
+        lambda m, args, y: seen.append(tuple(args[0].shape[2:]))
+    )
     model(torch.rand(1, 3, 160, 96))
     model.forward_features(torch.rand(1, 3, 96, 160))
     model.forward_intermediates(torch.rand(1, 3, 160, 64))
@@ -225,7 +238,7 @@ def test_stacking_does_not_attach_to_the_blocks_themselves():
     model, _ = model_and_images("test_resnet")
     visattn.attach(model, "se", at="blocks")
     visattn.attach(model, "se", at="blocks", stack=True)
-    assert len(model.visattn._modules) == 6
+    assert len(visattn.attachments(model)) == 6
 
 
 def test_other_blocks_at_the_same_place_do_not_load():
@@ -233,7 +246,7 @@ def test_other_blocks_at_the_same_place_do_not_load():
     cbam, _ = model_and_images("test_resnet")
     visattn.attach(se, "se")
     visattn.attach(cbam, "cbam")
-    with pytest.raises(ValueError, match=r"the checkpoint has another block at 'visattn\.layer"):
+    with pytest.raises(ValueError, match=r"the checkpoint has another block at 'layer\d\.0\.visattn\.0'"):
         visattn.load_state_dict(se, cbam.state_dict())
 
 
@@ -243,9 +256,6 @@ def test_wrong_kinds_are_explained():
         visattn.attach(model, visattn.create_block("se", 32), at="layer1")
     with pytest.raises(TypeError, match="attach takes a network, got str"):
         visattn.attach("resnet18", "se")
-    model.visattn = nn.Identity()
-    with pytest.raises(ValueError, match="something of its own called 'visattn'"):
-        visattn.attach(model, "se", at="layer1")
 
 
 @pytest.mark.parametrize(
@@ -286,7 +296,7 @@ def test_images_that_are_not_square(name, size, kwargs):
     before = model(x)
     seen = []
     visattn.attach(model, "cbam", at="blocks")
-    for one in model.visattn.children():
+    for one in visattn.attachments(model).values():
         one.block.register_forward_hook(lambda m, args, y: seen.append(tuple(args[0].shape[2:])))
     assert torch.equal(model(x), before)
     assert all(height * size[1] == width * size[0] for height, width in seen)
@@ -297,11 +307,11 @@ def test_your_own_cnn():
     x = torch.rand(2, 3, 32, 32)
     before = model(x)
     visattn.attach(model, "eca", at=["features.1", "features.3"])
-    assert list(model.visattn._modules) == ["features__1", "features__3"]
+    assert list(visattn.attachments(model)) == ["features.1", "features.3"]
     assert torch.equal(model(x), before)
     visattn.detach(model)
     visattn.attach(model, "eca", at="features.[13]")
-    assert list(model.visattn._modules) == ["features__1", "features__3"]
+    assert list(visattn.attachments(model)) == ["features.1", "features.3"]
 
 
 def test_a_sequential_still_runs():
@@ -373,7 +383,7 @@ def test_twice_at_one_place_only_if_asked_for():
     with pytest.raises(ValueError, match="'layer1' already has a block attached; stack=True"):
         visattn.attach(model, "cbam", at="stages")
     visattn.attach(model, "cbam", at="layer1", stack=True)
-    assert [name for name in model.visattn._modules if "layer1" in name] == ["layer1", "layer1__2"]
+    assert [name for name in visattn.attachments(model) if "layer1" in name] == ["layer1", "layer1#2"]
     assert torch.equal(model(x), before)
 
 
@@ -397,7 +407,7 @@ def test_nothing_but_the_blocks_changes():
 def learned(name="test_resnet", block="cbam"):
     model, x = model_and_images(name)
     visattn.attach(model, block, at="stages")
-    for one in model.visattn.children():
+    for one in visattn.attachments(model).values():
         nn.init.constant_(one.gain, 0.3)
     return model, x
 
@@ -409,7 +419,7 @@ def test_copies_are_independent(name, duplicate):
     other = duplicate(model)
     before = model(x)
     assert torch.equal(other(x), before)
-    for one in other.visattn.children():
+    for one in visattn.attachments(other).values():
         nn.init.zeros_(one.gain)
     assert not torch.equal(other(x), before)
     assert torch.equal(model(x), before)
@@ -455,7 +465,7 @@ def test_features_only(name):
     before = model(x)
     visattn.attach(model, "cbam", at="stages")
     assert all(torch.equal(a, b) for a, b in zip(model(x), before, strict=True))
-    for one in model.visattn.children():
+    for one in visattn.attachments(model).values():
         nn.init.constant_(one.gain, 0.5)
     assert not torch.equal(model(x)[-1], before[-1])
 

@@ -178,12 +178,11 @@ def test_scaling():
 def test_gates_are_the_maps_that_blocks_apply(cnn):
     model, images = cnn
     inputs = {}
-    for name, module in model.visattn.named_children():
+    for name, module in visattn.attachments(model).items():
         module.block.register_forward_pre_hook(lambda _m, args, name=name: inputs.__setitem__(name, args[0]))
     e = visattn.explain(model, images, "gates")
     (layer,) = e.layers
-    key = layer.replace(".", "__")
-    expected = getattr(model.visattn, key).block.attention(inputs[key]).detach()
+    expected = visattn.attachments(model)[layer].block.attention(inputs[layer]).detach()
     torch.testing.assert_close(e.raw, expected.mean(1))
     torch.testing.assert_close(e.extra["channels"][layer], expected.mean((2, 3)))
     other = visattn.explain(model, images, "gates", layer=next(iter(e.extra["channels"])))

@@ -18,13 +18,12 @@ from visattn.core.decisions import policy_loss, take_decisions
 from visattn.counting import count_macs, count_parameters
 from visattn.hard.scout import Scout, shares, small_size, starts
 from visattn.hard.sensor import glimpse
-from visattn.models import load_model, save_model, split_name
+from visattn.models import load_model, split_name
 from visattn.models.names import model_config
-from visattn.models.weights import number_of_classes
+from visattn.models.saved import number_of_classes, open_trained
 from visattn.training.building import input_size, model_arguments
 from visattn.training.classifier import Classifier
 from visattn.training.settings import Settings
-from visattn.training.trained import open_trained
 
 SIZES = [(224, 224), (448, 640), (1024, 1024), (300, 2048)]
 
@@ -358,8 +357,8 @@ def test_names_are_split(name, parts):
 
 def test_attention_goes_into_the_backbone():
     one, two = build("glimpse_test_resnet_eca"), build(attn="eca", attn_options={"kernel_size": 5})
-    assert list(one.backbone.visattn._modules) == list(two.backbone.visattn._modules)
-    assert {block.block.conv.kernel_size for block in two.backbone.visattn.children()} == {(5,)}
+    assert list(visattn.attachments(one)) == list(visattn.attachments(two))
+    assert {block.block.conv.kernel_size for block in visattn.attachments(two).values()} == {(5,)}
     assert one.pretrained_cfg["architecture"] == two.pretrained_cfg["architecture"] == "glimpse_test_resnet_eca"
 
 
@@ -454,14 +453,13 @@ def test_a_transformer_is_made_for_its_glimpses():
 
 def test_saved_and_loaded(tmp_path):
     model = build("glimpse_test_vit_se", glimpses=3)
-    arguments = {"name": "glimpse_test_vit", "attn": "se", "num_classes": 5, "glimpses": 3, "glimpse_size": 64}
-    save_model(tmp_path, model.state_dict(), {"model": arguments})
+    visattn.save_model(model, tmp_path)
     loaded, _ = load_model(tmp_path)
     images = torch.rand(2, 3, 200, 200)
     assert torch.equal(loaded(images), model(images))
     trained = open_trained("glimpse_test_vit_se", str(tmp_path))
     assert torch.equal(trained.model(images), model(images))
-    with pytest.raises(ValueError, match="is of glimpse_test_vit with se, not of 'test_vit_se'"):
+    with pytest.raises(ValueError, match="is of glimpse_test_vit_se, not of 'test_vit_se'"):
         open_trained("test_vit_se", str(tmp_path))
 
 
@@ -469,9 +467,9 @@ def test_freezing_keeps_the_scout_the_attention_and_the_classifier():
     model = build("glimpse_test_resnet_se")
     classifier = Classifier(model, Settings(freeze_backbone=True), 5)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    parts = ("scout.", "backbone.visattn.", "backbone.fc.")
-    assert trained == {name for name, _ in model.named_parameters() if name.startswith(parts)}
-    assert all(any(name.startswith(part) for name in trained) for part in parts)
+    parts = ("scout.", ".visattn.", "backbone.fc.")
+    assert trained == {name for name, _ in model.named_parameters() if any(part in name for part in parts)}
+    assert all(any(part in name for name in trained) for part in parts)
     classifier.train()
     assert model.scout.training
     assert not model.backbone.layer1.training

@@ -66,22 +66,22 @@ def test_options_override_the_paper(name, attn, options, count):
 @pytest.mark.parametrize(
     ("block", "places"),
     [
-        ("cbam", ["layer1__0__bn2", "layer1__1__bn2", "layer2__0__bn2"]),
-        ("bam", ["layer1__1", "layer2__1", "layer3__1"]),
-        ("simam", ["layer1__0__conv2", "layer1__1__conv2"]),
-        ("nonlocal", ["layer2__0", "layer2__1", "layer3__0", "layer3__1"]),
-        ("mhsa", ["layer4__0__act1", "layer4__1__act1"]),
+        ("cbam", ["layer1.0.bn2", "layer1.1.bn2", "layer2.0.bn2"]),
+        ("bam", ["layer1.1", "layer2.1", "layer3.1"]),
+        ("simam", ["layer1.0.conv2", "layer1.1.conv2"]),
+        ("nonlocal", ["layer2.0", "layer2.1", "layer3.0", "layer3.1"]),
+        ("mhsa", ["layer4.0.act1", "layer4.1.act1"]),
     ],
 )
 def test_where_the_papers_put_it(block, places):
     model = visattn.create_model("resnet18", attn=block)
-    assert list(model.visattn._modules)[: len(places)] == places
+    assert list(visattn.attachments(model))[: len(places)] == places
 
 
 def test_the_block_acts_on_the_residual_branch():
     """A gate that is shut leaves a unit with nothing but its shortcut."""
     model = visattn.create_model("resnet18_se").eval()
-    gate = model.visattn.layer1__1__bn2.block
+    gate = visattn.attachments(model)["layer1.1.bn2"].block
     torch.nn.init.zeros_(gate.fc2.weight)
     torch.nn.init.constant_(gate.fc2.bias, -1e4)
     x = torch.rand(1, 64, 8, 8)
@@ -137,7 +137,7 @@ def test_mistakes_are_explained(call, message):
 def test_any_other_combination():
     model = visattn.create_model("test_convnext", attn="coord", num_classes=4)
     assert model(torch.rand(2, 3, 160, 160)).shape == (2, 4)
-    assert len(model.visattn._modules) == 9
+    assert len(visattn.attachments(model)) == 9
     assert type(visattn.create_model("test_resnet")).__name__ == "ResNet"
 
 
@@ -157,7 +157,7 @@ def test_pretrained_weights_load_and_the_output_is_the_backbones(create, name, w
     model = create(name, pretrained=True, pretrained_cfg_overlay=overlay).eval()
     x = torch.rand(1, 3, 224, 224)
     assert torch.equal(model(x), plain(x))
-    assert any(one.gain is not None for one in model.visattn.children())
+    assert any(one.gain is not None for one in visattn.attachments(model).values())
     assert model.pretrained_cfg["architecture"] == name.partition(".")[0]
 
 

@@ -9,7 +9,6 @@ import pytest
 import visattn
 from visattn.blocks import base
 from visattn.counting import count_parameters
-from visattn.models import save_model
 from visattn.registry import Registry
 
 ROOT = Path(__file__).parent.parent
@@ -18,8 +17,7 @@ README = (ROOT / "README.md").read_text()
 
 def test_the_examples_run(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    arguments = {"name": "resnet_cbam", "num_classes": 10}
-    save_model("runs/resnet_cbam-digits", visattn.create_model(**arguments).state_dict(), {"model": arguments})
+    visattn.save_model(visattn.create_model("resnet_cbam", num_classes=10), "runs/resnet_cbam-digits")
     monkeypatch.setattr(base, "BLOCKS", Registry("block", {name: base.block_info(name) for name in base.BLOCKS}))
     names = {}
     for example in re.findall(r"```python\n(.*?)```", README, re.DOTALL):

@@ -94,7 +94,7 @@ def test_the_model_can_be_used_elsewhere(finished):
     for key, value in best.items():
         torch.testing.assert_close(value, expected[key], rtol=0, atol=0)
     assert model(torch.rand(2, 3, 64, 64)).shape == (2, 10)
-    assert json.loads((finished / "model.json").read_text())["model"]["attn"] == "eca"
+    assert json.loads((finished / "model.json").read_text())["attachments"][0]["block"] == "eca"
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_one_others(elsewhere):

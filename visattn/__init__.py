@@ -2,13 +2,14 @@
 
 from visattn.blocks import create_block, list_blocks, register_block
 from visattn.heatmaps import capture, explain, list_methods
-from visattn.models import attach, create_model, detach, load_model, load_state_dict
+from visattn.models import attach, attachments, create_model, detach, load_model, load_state_dict, save_model
 
 __version__ = "0.1.0"
 
 __all__ = [
     "__version__",
     "attach",
+    "attachments",
     "capture",
     "create_block",
     "create_model",
@@ -19,4 +20,5 @@ __all__ = [
     "load_model",
     "load_state_dict",
     "register_block",
+    "save_model",
 ]

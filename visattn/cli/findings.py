@@ -17,8 +17,8 @@ from visattn.heatmaps import Explanation, attention_heads, explain, relate
 from visattn.heatmaps.gates import Relation as Related
 from visattn.heatmaps.request import classifier_output
 from visattn.heatmaps.targets import class_names
+from visattn.models.saved import Trained
 from visattn.report.views import Channels, Fixations, Relation, Subject, View
-from visattn.training.trained import Trained
 
 LAYERS = 12  # whose relations are shown
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from visattn.cli.findings import Question
     from visattn.data.preparation import Preparation
-    from visattn.training.trained import Trained
+    from visattn.models.saved import Trained
 
 DEFAULT = ("rollout", "chefer", "gradcam", "gates", "glimpses")  # those of them that fit
 WITH_PATCHES = 24  # images, up to which the page has the relations of patches
@@ -81,9 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
     from visattn.data.decode import BadImage, read_image
     from visattn.data.preparation import Preparation
     from visattn.heatmaps import METHODS
+    from visattn.models.saved import open_trained
     from visattn.report.page import write_page
     from visattn.report.sheets import draw_comparison
-    from visattn.training.trained import open_trained
 
     left_out: list[dict[str, str]] = []
 

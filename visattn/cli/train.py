@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 
 from visattn.cli.pictures import create_film, draw_outcome
-from visattn.models import load_model, save_model
+from visattn.models import load_model
+from visattn.models.saved import write_model
 from visattn.models.weights import model_weights
 from visattn.training.building import card, create_classifier, create_data, create_source
 from visattn.training.checkpoints import check_resumable, load_checkpoint
@@ -37,13 +38,14 @@ def train(argv: Sequence[str], prog: str) -> int:
     request = parse(argv, prog)
     settings = request.settings
 
-    # Images, a model for them, and the images again as this model wants them.
-    source = create_source(settings, first=is_first())
-    classifier = create_classifier(settings, source)
-    data = create_data(settings, source, classifier.model)
-
     # A folder of its own, or that of the run to go on with.
     run = find_run(settings)
+
+    # Images, a model for them, and the images again as this model wants them.
+    source = create_source(settings, first=is_first())
+    classifier = create_classifier(settings, source, resumed=run.checkpoint is not None)
+    data = create_data(settings, source, classifier.model)
+    classifier.card = card(settings, source, data, classifier.model)
     if run.checkpoint is not None:
         check_resumable(load_checkpoint(run.checkpoint), classifier.model, settings)  # before anything is written
     film = create_film(run.folder, settings, classifier.model, data)
@@ -58,7 +60,7 @@ def train(argv: Sequence[str], prog: str) -> int:
     if is_first():
         rows = read_rows(run)
         best = max(rows, key=lambda row: row["val_top1"] or 0)
-        save_model(run.folder, model_weights(load_checkpoint(run.best)), {**card(settings, source, data), "best": best})
+        write_model(run.folder, model_weights(load_checkpoint(run.best)), {**classifier.card, "best": best})
         model, _ = load_model(run.folder)
         draw_outcome(run.folder, model, data, rows)
         print(f"\n{run.summary(best, time.perf_counter() - began)}")

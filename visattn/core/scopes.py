@@ -156,6 +156,14 @@ class _Grid(Scope):
             )
         return height, width
 
+    @abstractmethod
+    def mask(self, height: int, width: int, device: Any = None) -> Tensor:
+        """Which pixel of a grid sees which, (H·W, H·W)."""
+
+    def forward(self, query: Tensor, num_keys: int) -> View:
+        """The mask of the grid."""
+        return View(self.mask(*self._size(query.shape[-2], num_keys), device=query.device))
+
 
 class Local2d(_Grid):
     """Sliding 2-D window: a pixel sees its neighbours."""
@@ -164,10 +172,9 @@ class Local2d(_Grid):
         super().__init__(grid)
         self.radius = radius
 
-    def forward(self, query: Tensor, num_keys: int) -> View:
-        """Neighbourhood mask."""
-        height, width = self._size(query.shape[-2], num_keys)
-        return View(local_2d(height, width, self.radius, device=query.device))
+    def mask(self, height: int, width: int, device: Any = None) -> Tensor:
+        """Neighbourhood mask of a grid."""
+        return local_2d(height, width, self.radius, device=device)
 
 
 class Window2d(_Grid):
@@ -177,10 +184,9 @@ class Window2d(_Grid):
         super().__init__(grid)
         self.size = size
 
-    def forward(self, query: Tensor, num_keys: int) -> View:
-        """Tile mask."""
-        height, width = self._size(query.shape[-2], num_keys)
-        return View(window_2d(height, width, self.size, device=query.device))
+    def mask(self, height: int, width: int, device: Any = None) -> Tensor:
+        """Tile mask of a grid."""
+        return window_2d(height, width, self.size, device=device)
 
 
 SCOPES: Registry[type[Scope]] = Registry(

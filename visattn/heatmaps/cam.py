@@ -29,8 +29,9 @@ from visattn.heatmaps.memory import remembered
 from visattn.heatmaps.request import Request, Result, classifier_output
 from visattn.heatmaps.scaling import to_heatmap
 from visattn.models.attach import choose, survey_places
-from visattn.models.attachments import replace_slot
-from visattn.models.survey import Place, evaluating
+from visattn.models.layout import Place
+from visattn.models.survey import evaluating
+from visattn.models.wrapping import replace_slot
 
 FINE = 7  # rows and columns that a map should have
 
@@ -89,11 +90,11 @@ class Probed(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits."""
-        size = (images.shape[-2], images.shape[-1])
+        layout, size = self.place.layout, (images.shape[-2], images.shape[-1])
 
         def through(output: Tensor) -> Tensor:
-            self.map = self.probe(self.place.layout.to_map(output, size))
-            return self.place.layout.from_map(self.map, output)
+            self.map = self.probe(layout.to_map(output, layout.size(output.shape, size)))
+            return layout.from_map(self.map, output)
 
         def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
             return replace_slot(output, self.place.index, through)

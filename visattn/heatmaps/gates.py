@@ -15,8 +15,8 @@ from visattn.heatmaps.geometry import Layer, geometry
 from visattn.heatmaps.interception import Call
 from visattn.heatmaps.propagation import fuse_heads
 from visattn.heatmaps.request import Request, Result, matching
-from visattn.models.attachments import calls
 from visattn.models.patch import Patch
+from visattn.models.wrapping import attachments, plain_name
 
 FINE = 7  # rows and columns that a map should have
 MOST_PAIRS = 4_000_000  # queries times keys, beyond which nobody wants to see all of them
@@ -38,16 +38,13 @@ class Relation:
 
 def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     """The attention blocks in a model that can say what they attend to; attached ones by the name of their place."""
-    found: dict[str, nn.Module] = {}
-    for name, call in calls(model):
-        number = sum(each.split("#")[0] == name for each in found)
-        found[f"{name}#{number + 1}" if number else name] = call.attached.block
+    found: dict[str, nn.Module] = {name: attached.block for name, attached in attachments(model).items()}
     taken = {part for block in found.values() for part in block.modules()}
     factories = (BLOCKS[name].factory for name in BLOCKS)
     kinds: tuple[type[nn.Module], ...] = (Gate, *(each for each in factories if isinstance(each, type)))
     for name, module in model.named_modules():
         if module not in taken and isinstance(module, kinds):
-            found[name] = module
+            found[plain_name(name)] = module
             taken.update(module.modules())  # a block's own parts are shown by the block
     return {name: block for name, block in found.items() if callable(getattr(block, "attention", None))}
 

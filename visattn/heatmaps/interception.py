@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from visattn.core.distributions import entmax15, sigmoid, sparsemax
+from visattn.models.wrapping import plain_name
 
 DISTRIBUTIONS = {F.softmax, torch.softmax, Tensor.softmax, torch._softmax, sparsemax, entmax15, sigmoid}
 PRODUCTS = frozenset({"matmul", "__matmul__", "bmm"})
@@ -319,7 +320,7 @@ def intercepting(model: nn.Module, report: Report) -> Iterator[None]:
     handles = []
     try:
         for inner, module in model.named_modules():
-            name = COMPILED.sub("", inner)
+            name = plain_name(COMPILED.sub("", inner))
             handles.append(module.register_forward_pre_hook(enter(name)))
             handles.append(module.register_forward_hook(leave))
         with torch.compiler.set_stance("force_eager"), mode:

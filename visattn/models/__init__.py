@@ -6,11 +6,13 @@ from visattn.models.checkpoints import LoadReport, load_state_dict
 from visattn.models.names import attentions, create_model, split_name
 from visattn.models.patch import PatchAttention
 from visattn.models.saved import load_model, save_model
+from visattn.models.wrapping import attachments
 
 __all__ = [
     "LoadReport",
     "PatchAttention",
     "attach",
+    "attachments",
     "attentions",
     "create_model",
     "detach",

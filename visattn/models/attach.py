@@ -21,18 +21,19 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks import create_block
-from visattn.models.attachments import (
-    Attached,
-    Call,
-    ImageSize,
-    add_attachments,
-    attachments,
-    calls,
-    remove,
-    replace_slot,
-)
+from visattn.models.layout import Place
 from visattn.models.patch import restore_attention, swap_attention
-from visattn.models.survey import Place, Survey, evaluating, survey
+from visattn.models.survey import Survey, evaluating, survey
+from visattn.models.wrapping import (
+    Attached,
+    ImageShape,
+    attachments,
+    check_reachable,
+    put_behind,
+    replace_slot,
+    unwrap,
+    watched_image,
+)
 from visattn.registry import suggest
 
 Init = Literal["identity", "paper"]
@@ -51,7 +52,8 @@ def attach(
 ) -> nn.Module:
     """Put a block behind every chosen module of a network, in place.
 
-    The network's own parameters keep their names and values; those of the blocks are new, below ``visattn.``.
+    Each of these modules is wrapped, so that the blocks go wherever the network goes: copies, replicas, conversions,
+    shards. The keys of its own weights in ``state_dict`` stay the same; those of the blocks are new, below ``visattn``.
 
     Args:
         model: any network; timm's and your own.
@@ -86,7 +88,7 @@ def attach_at(
     block: BlockLike,
     places: Mapping[Place, Mapping[str, Any]],
     *,
-    entry: str,
+    entry: str | None,
     init: Init,
     stack: bool = False,
 ) -> nn.Module:
@@ -95,35 +97,35 @@ def attach_at(
         raise TypeError(
             "every place needs a block of its own: give a name or a class, not a block that is already built"
         )
-    occupied = {name for name, _ in calls(model)}
+    occupied = attachments(model)
     for place in places:
         if place.name in occupied and not stack:
             raise ValueError(f"{place.name!r} already has a block attached; stack=True puts another one behind it")
-    built = {place: _attached(model, block, place, init, options) for place, options in places.items()}
-    container = attachments(model)
-    if container is None:
-        container = add_attachments(model)
-    door = model.get_submodule(entry)
-    image = next((hook for hook in door._forward_pre_hooks.values() if isinstance(hook, ImageSize)), None)
-    if image is None:
-        image = ImageSize()
-        door.register_forward_pre_hook(image)
+        check_reachable(model, place.name)
+    tokens = any(place.layout.kind == "tokens" for place in places)
+    image = watched_image(model, entry) if tokens and entry is not None else None
+    built = {place: _attached(model, block, place, init, options, image) for place, options in places.items()}
     for place, attached in built.items():
-        container.add(place.name, attached)
-        model.get_submodule(place.name).register_forward_hook(Call(attached, image, place.index))
+        put_behind(model, place.name, attached)
     return model
 
 
 def detach(model: nn.Module) -> nn.Module:
     """Take all attached blocks out again; the network is exactly as before, with its weights as they are now."""
     restored = restore_attention(model)
-    if attachments(model) is None and not restored:
+    if not unwrap(model) and not restored:
         raise ValueError("nothing is attached to this model")
-    remove(model)
     return model
 
 
-def _attached(model: nn.Module, block: BlockLike, place: Place, init: Init, options: Mapping[str, Any]) -> Attached:
+def _attached(
+    model: nn.Module,
+    block: BlockLike,
+    place: Place,
+    init: Init,
+    options: Mapping[str, Any],
+    image: ImageShape | None,
+) -> Attached:
     near = next(iter(model.get_submodule(place.name).parameters()), None)
     near = next(model.parameters()) if near is None else near
     channels = place.layout.channels
@@ -132,12 +134,14 @@ def _attached(model: nn.Module, block: BlockLike, place: Place, init: Init, opti
     else:
         built = block(channels, **options).to(near.device, near.dtype)
     built.train(model.training)
-    if init == "paper":
-        return Attached(built, place.layout, None)
-    # Behind a gain of zero, a block that starts as the identity by itself would never learn: its own gradient and
-    # the gain's would both stay zero. Such a block gets a gain of one.
-    start = 1.0 if not near.is_meta and _is_identity(built, place, near) else 0.0
-    return Attached(built, place.layout, torch.full((), start, device=near.device, dtype=near.dtype))
+    gain = None
+    if init == "identity":
+        # Behind a gain of zero, a block that starts as the identity by itself would never learn: its own gradient and
+        # the gain's would both stay zero. Such a block gets a gain of one.
+        start = 1.0 if not near.is_meta and _is_identity(built, place, near) else 0.0
+        gain = torch.full((), start, device=near.device, dtype=near.dtype)
+    name = block if isinstance(block, str) else None
+    return Attached(built, place, gain, image=image, name=name, options=options)
 
 
 def _is_identity(block: nn.Module, place: Place, like: Tensor) -> bool:
@@ -204,6 +208,9 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
             close = suggest(pattern, places)
             close = f" {close}" if close.startswith("did you mean") else ""
             problem = f"the output of {pattern!r} is not a feature map" if pattern in known else f"no {pattern!r} here"
+            if len(widths := found.widths().get(pattern, [])) > 1:
+                several = " and ".join(map(str, widths))
+                problem = f"{pattern!r} is called for maps of {several} channels, and one block fits one width only"
             raise ValueError(f"{problem}:{close} {_could_match(places)}")
         chosen += matches
     chosen = list(dict.fromkeys(chosen))

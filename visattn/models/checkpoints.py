@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from visattn.models.attachments import NAME
+from visattn.models.wrapping import NAME
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,13 @@ class Layout:
             return shape[1], shape[2]
         return grid(shape[1] - self.prefix, image)
 
-    def to_map(self, x: Tensor, image: tuple[int, int] | None = None) -> Tensor:
-        """(B, C, H, W), without the prefix. ``image`` is the network's input size, the shape of which tokens keep."""
+    def to_map(self, x: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+        """(B, C, H, W), without the prefix; tokens need to be told the height and width."""
         if self.kind == "NCHW":
             return x
         if self.kind == "NHWC":
             return x.permute(0, 3, 1, 2)
-        return x[:, self.prefix :].mT.unflatten(2, self.size(x.shape, image))
+        return x[:, self.prefix :].mT.unflatten(2, size)
 
     def from_map(self, feature: Tensor, x: Tensor) -> Tensor:
         """Back to the arrangement of x, whose prefix is kept."""
@@ -50,6 +50,29 @@ class Layout:
             return feature.permute(0, 2, 3, 1)
         tokens = feature.flatten(2).mT
         return torch.cat([x[:, : self.prefix], tokens], dim=1) if self.prefix else tokens
+
+
+@dataclass(frozen=True)
+class Place:
+    """A module whose output is a feature map.
+
+    Args:
+        name: of the module.
+        layout: of the map,
+        size: its height and width for the images that were tried,
+        index: its position, if the output is a tuple or list.
+    """
+
+    name: str
+    layout: Layout
+    size: tuple[int, int]
+    index: int | None = None
+
+
+def in_format_of(x: Tensor, y: Tensor) -> Tensor:
+    """y in the memory format of x: channels-last stays channels-last, everything else is contiguous."""
+    last = y.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return y.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 def grid(tokens: int, image: tuple[int, int] | None = None) -> tuple[int, int]:

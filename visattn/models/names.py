@@ -18,13 +18,14 @@ from visattn.blocks import block_info, list_blocks
 from visattn.hard.glimpses import PREFIX, GlimpseNetwork, around
 from visattn.hard.ram import RAM
 from visattn.hard.scout import Scout
-from visattn.models.attach import attach_at, choose, survey_places
+from visattn.models.attach import Init, attach_at, choose, survey_places
 from visattn.models.patch import PATCH_ATTENTION, swap_attention
 from visattn.models.resnet import paper_places
 from visattn.registry import suggest
 
 SHORT = {"resnet": "resnet18"}  # what a bare family name stands for
 SCOUTING = ("glimpses", "overview", "policy", "policy_weight", "entropy_weight")  # options of the scout
+ORIGIN = ("pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")  # of weights, for timm
 
 registered: set[str] = set()  # names that visattn itself has entered into timm's registry
 
@@ -78,6 +79,7 @@ def create_model(
     attn: str | None = None,
     pretrained: bool = False,
     *,
+    init: Init | None = None,
     attn_options: Mapping[str, Any] | None = None,
     **timm_kwargs: Any,
 ) -> nn.Module:
@@ -91,13 +93,16 @@ def create_model(
         name: of a timm model, with or without ``_<attention>`` and ``.<weights>``.
         attn: a block, or a patch attention for vision transformers; see :func:`attentions`.
         pretrained: load the backbone's weights.
+        init: how the block starts, as in :func:`visattn.attach`; ``"identity"`` with pretrained weights and ``"paper"``
+            without, unless given.
         attn_options: for the block.
         **timm_kwargs: for ``timm.create_model``; for a ``glimpse_`` model also ``glimpses``, ``glimpse_size`` (the
             backbone's own size unless given) and the options of :class:`~visattn.hard.scout.Scout`.
     """
     if name.startswith(PREFIX):
         given = {key: value for key, value in timm_kwargs.items() if value is not None}  # as timm does
-        return _with_glimpses(name.removeprefix(PREFIX), attn, pretrained, attn_options, **given)
+        model = _with_glimpses(name.removeprefix(PREFIX), attn, pretrained, init, attn_options, **given)
+        return _remember(model, split_name(name)[0], given)
     full_name = name
     name, named = split_name(name)
     if attn is not None and named is not None:
@@ -108,6 +113,7 @@ def create_model(
     if attn is None and attn_options:
         raise ValueError(f"attn_options are given, but {full_name!r} names no attention")
     model = timm.create_model(name, pretrained=pretrained, **timm_kwargs)
+    _remember(model, name, timm_kwargs)
     if attn is None:
         return model
     if isinstance(model, RAM):
@@ -129,14 +135,22 @@ def create_model(
         attn,
         {place: {**settings, **options} for place, settings in places.items()},
         entry=found.entry,
-        init="identity" if pretrained else "paper",
+        init=init or ("identity" if pretrained else "paper"),
     )
+
+
+def _remember(model: nn.Module, name: str, kwargs: Mapping[str, Any]) -> nn.Module:
+    """Let a model know how it was built, without its attention and apart from where its weights come from."""
+    built = {key: value for key, value in kwargs.items() if value is not None and key not in ORIGIN}
+    model.built_with = {"name": name, **built}  # type: ignore[assignment]
+    return model
 
 
 def _with_glimpses(
     name: str,
     attn: str | None,
     pretrained: bool,
+    init: Init | None,
     attn_options: Mapping[str, Any] | None,
     *,
     glimpse_size: int | None = None,
@@ -153,4 +167,5 @@ def _with_glimpses(
     scout = Scout(kwargs.get("in_chans", channels), size=size, **own)
     if config and config.fixed_input_size and size != native:
         kwargs["img_size"] = size
-    return GlimpseNetwork(create_model(name, attn, pretrained, attn_options=attn_options, **kwargs), scout)
+    backbone = create_model(name, attn, pretrained, init=init, attn_options=attn_options, **kwargs)
+    return GlimpseNetwork(backbone, scout)

@@ -32,8 +32,7 @@ from torch import Tensor, nn
 from visattn.core import Attention, Score
 from visattn.core.distributions import Distribution
 from visattn.core.scopes import Local2d, Scope, View, Window2d, causal
-from visattn.models.attachments import ImageSize
-from visattn.models.layout import grid
+from visattn.models.wrapping import ImageShape, plain_name, watched_image
 from visattn.registry import suggest
 
 # Names for create_model: one choice differs from timm's attention.
@@ -57,11 +56,11 @@ class PatchScope(Scope):
     Args:
         kind: ``local_2d`` or ``window_2d``.
         prefix: number of class, distillation and register tokens in front.
-        image: knows the proportions of the image, and so those of the patches' grid.
+        image: the shape of the network's images, and so of the patches' grid.
         **options: radius or size of the window.
     """
 
-    def __init__(self, kind: str, prefix: int, image: ImageSize, **options: Any) -> None:
+    def __init__(self, kind: str, prefix: int, image: ImageShape, **options: Any) -> None:
         super().__init__()
         self.inner = Local2d(**options) if kind == "local_2d" else Window2d(**options)
         self.prefix = prefix
@@ -69,8 +68,7 @@ class PatchScope(Scope):
 
     def forward(self, query: Tensor, num_keys: int) -> View:
         """The inner mask with a margin for the prefix."""
-        self.inner.grid = grid(num_keys - self.prefix, self.image.value)
-        mask = self.inner(query[..., self.prefix :, :], num_keys - self.prefix).mask
+        mask = self.inner.mask(*self.image.grid(num_keys - self.prefix), device=query.device)
         return View(F.pad(mask, (self.prefix, 0, self.prefix, 0), value=True))
 
 
@@ -81,6 +79,7 @@ class Patch(nn.Module):
     """
 
     visattn: Attention
+    options: dict[str, Any]  # that it was made with
 
     def _project(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, heads, N, d)."""
@@ -166,6 +165,7 @@ class PatchAttention(Patch, TimmAttention):
     ) -> None:
         super().__init__(dim, num_heads, **timm_kwargs)
         self.visattn = _attention_for(self, score, distribution, scope)
+        self.options = {"score": score, "distribution": distribution, "scope": scope}
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """(B, N, dim) -> (B, N, dim)."""
@@ -244,7 +244,8 @@ def swap_attention(
         scope: ``global``, ``local_2d`` or ``window_2d``.
         **scope_options: ``radius`` of a local, ``size`` of a window scope.
     """
-    available = {name: module for name, module in model.named_modules() if type(module) in REPLACEMENTS}
+    modules = {plain_name(name): module for name, module in model.named_modules()}
+    available = {name: module for name, module in modules.items() if type(module) in REPLACEMENTS}
     if not available:
         taken = any(isinstance(module, Patch) for module in model.modules())
         reason = "already has patch attention" if taken else "has no attention that patch attention can replace"
@@ -263,8 +264,12 @@ def swap_attention(
         if option != windows.get(scope):
             valid = ["score", "distribution", "scope", *filter(None, [windows.get(scope)])]
             raise TypeError(f"patch attention with scope {scope!r} has no option {option!r}: {suggest(option, valid)}")
-    image = ImageSize()
-    prefix = getattr(model, "num_prefix_tokens", 0)
+    entry = next((name for name in modules if name.split(".")[-1] == "patch_embed"), None)
+    if scope in windows and entry is None:
+        raise ValueError(f"{type(model).__name__} has no patch_embed that says how its patches lie: scope {scope!r}")
+    # Patches lie as in the image.
+    image = watched_image(model, entry) if scope in windows and entry is not None else ImageShape()
+    prefix = getattr(modules[(entry or "").rpartition(".")[0]], "num_prefix_tokens", 0)
     attentions = []
     for target in targets:
         one = PatchScope(scope, prefix, image, **scope_options) if scope in windows else scope
@@ -272,9 +277,14 @@ def swap_attention(
     for target, attention in zip(targets, attentions, strict=True):
         target.__class__ = REPLACEMENTS[type(target)]
         target.visattn = attention.train(target.training)
-    if scope in windows:  # tokens keep the proportions of the image
-        getattr(model, "patch_embed", model).register_forward_pre_hook(image)
+        target.options = {"score": score, "distribution": distribution, "scope": scope, **scope_options}
     return model
+
+
+def patched(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """The options of every patch attention in a model, by name."""
+    found = {name: module for name, module in model.named_modules() if isinstance(module, Patch)}
+    return {plain_name(name): module.options for name, module in found.items()}
 
 
 def restore_attention(model: nn.Module) -> bool:
@@ -282,5 +292,5 @@ def restore_attention(model: nn.Module) -> bool:
     swapped = [module for module in model.modules() if type(module) in ORIGINALS]
     for module in swapped:
         module.__class__ = ORIGINALS[type(module)]  # type: ignore[index]
-        del module.visattn
+        del module.visattn, module.options
     return bool(swapped)

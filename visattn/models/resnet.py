@@ -22,7 +22,9 @@ from timm.models.resnet import BasicBlock, Bottleneck
 from torch import nn
 
 from visattn.blocks import list_blocks
-from visattn.models.survey import Place, Survey
+from visattn.models.layout import Place
+from visattn.models.survey import Survey
+from visattn.models.wrapping import plain_name
 
 # Kernel sizes of the released ECA-Nets, by number of units in the four stages.
 ECA_RELEASED: dict[tuple[type[nn.Module], tuple[int, ...]], tuple[int, ...]] = {
@@ -38,6 +40,7 @@ def stages_of(model: nn.Module) -> list[list[str]]:
     stages: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         if isinstance(module, BasicBlock | Bottleneck):
+            name = plain_name(name)
             stages.setdefault(name.rpartition(".")[0], []).append(name)
     return list(stages.values())
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from visattn.hard.scout import Scout
-from visattn.models.attachments import NAME
-from visattn.models.layout import Layout, recognise
+from visattn.models.layout import Layout, Place, recognise
+from visattn.models.wrapping import NAME, WRAPPED, plain_name, unwrapped
 
 # Operations that a shortcut may pass through on its way around a block, as autograd names them.
 SHORTCUT = frozenset(
@@ -33,7 +33,7 @@ SHORTCUT = frozenset(
 
 @dataclass
 class Visit:
-    """One module, as it was called."""
+    """One module, as it was called; without its wrapper, if it has one."""
 
     name: str
     module: nn.Module
@@ -41,16 +41,6 @@ class Visit:
     layout: Layout
     index: int | None  # position in the output if that is a tuple or list
     residual: bool
-
-
-@dataclass(frozen=True)
-class Place:
-    """A module whose output is a feature map."""
-
-    name: str
-    layout: Layout
-    size: tuple[int, int]
-    index: int | None = None
 
 
 @dataclass
@@ -63,10 +53,20 @@ class Survey:
     visits: list[Visit] = field(default_factory=list)
     entry: str = ""  # the outermost module that is given the image
 
-    def places(self) -> dict[str, Place]:
-        """Every module whose output is a feature map, by name."""
-        found = {}
+    def widths(self) -> dict[str, list[int]]:
+        """How many channels the maps of every module have; several, if it is called for several maps."""
+        found: dict[str, dict[int, None]] = {}
         for visit in self.visits:
+            found.setdefault(visit.name, {})[visit.layout.channels] = None
+        return {name: list(widths) for name, widths in found.items()}
+
+    def places(self) -> dict[str, Place]:
+        """Every module whose output is a feature map of one width, by name."""
+        found = {}
+        widths = self.widths()
+        for visit in self.visits:
+            if len(widths[visit.name]) > 1:
+                continue
             size = visit.layout.size(visit.shape, (self.input_shape[-2], self.input_shape[-1]))
             found[visit.name] = Place(visit.name, visit.layout, size, visit.index)
         return found
@@ -218,11 +218,14 @@ def survey(model: nn.Module, example: Tensor) -> Survey:
 
 def _walk(model: nn.Module, example: Tensor) -> Survey:
     batch, (height, width) = example.shape[0], example.shape[-2:]
-    result = Survey(tuple(example.shape), dict(model.named_modules()), declared_stages(model))
+    # A wrapper is called by its parent and has the output that counts; what it wraps says what kind of module it is.
+    called = {plain_name(name): module for name, module in model.named_modules() if not name.endswith(WRAPPED)}
+    modules = {name: unwrapped(each) for name, each in called.items()}
+    result = Survey(tuple(example.shape), modules, declared_stages(model))
     prefix = getattr(model, "num_prefix_tokens", 0)
 
     def visit(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             inputs = _first_tensor((*args, *kwargs.values()))
             if inputs is example and (not result.entry or len(name) < len(result.entry)):
                 result.entry = name
@@ -235,14 +238,14 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
                     continue
                 residual = inputs is not None and inputs.shape == value.shape and _runs_around(value, inputs)
                 position = index if several else None
-                result.visits.append(Visit(name, module, tuple(value.shape), layout, position, residual))
+                result.visits.append(Visit(name, modules[name], tuple(value.shape), layout, position, residual))
                 return
 
         return hook
 
     # No gradient leads from a scout's maps to the answer.
-    scouts = [name for name, module in result.modules.items() if isinstance(module, Scout)]
-    for name, module in result.modules.items():
+    scouts = [name for name, module in modules.items() if isinstance(module, Scout)]
+    for name, module in called.items():
         if name and NAME not in name.split(".") and not any(f"{name}.".startswith(f"{scout}.") for scout in scouts):
             module.register_forward_hook(visit(name), with_kwargs=True)
     with torch.enable_grad():

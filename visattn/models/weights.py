@@ -1,4 +1,4 @@
-"""Files of weights: read as data that run no code, and loaded whole or not at all."""
+"""Files of weights, read as data that run no code."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
-
-from visattn.models.names import create_model, model_config
+from torch import Tensor
 
 INSIDE = ("state_dict_ema", "model_ema", "state_dict", "model")  # where other programs keep the weights in a file
+CARD_KEY = "card"  # where a checkpoint of train.py keeps the card of its model
 
 
 def read_tensors(path: str | Path, map_location: Any = "cpu") -> Any:
@@ -44,69 +43,24 @@ def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The state dict in a file: ``.safetensors``, a checkpoint of ``train.py``, or what ``torch.save`` wrote."""
+def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """The state dict in a file, and the card if it has one.
+
+    Args:
+        path: ``.safetensors``, a checkpoint of ``train.py`` (which has its card inside), or what ``torch.save`` wrote.
+    """
     path = Path(path)
     if path.suffix == ".safetensors":
         try:
-            return load_file(path)
+            return load_file(path), None
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{str(path)!r} cannot be read as safetensors: {error}") from error
     content = read_tensors(path)
     if isinstance(content, dict) and "pytorch-lightning_version" in content:
-        return model_weights(content)
+        return model_weights(content), content.get(CARD_KEY)
     for key in INSIDE:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{str(path)!r} holds no state dict")
-    return {str(key).removeprefix("module."): value for key, value in content.items()}
-
-
-def number_of_classes(name: str, weights: Mapping[str, Tensor]) -> int | None:
-    """How many classes the weights of a timm model tell apart; None if the classifier is not found."""
-    config = model_config(name)
-    classifier = config.classifier if config is not None else None
-    first = classifier if isinstance(classifier, str) or not classifier else classifier[0]
-    weight = weights.get(f"{first}.weight")
-    return None if weight is None else len(weight)
-
-
-def build(arguments: Mapping[str, Any], weights: Mapping[str, Tensor], path: str | Path) -> nn.Module:
-    """A model with all of these weights and no others, in evaluation mode.
-
-    Args:
-        arguments: of :func:`visattn.create_model`.
-        weights: the state dict.
-        path: the file they come from, for error messages.
-    """
-    try:
-        model = create_model(**arguments)
-    except ValueError:
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(f"{arguments.get('name')!r} cannot be built with {arguments} ({reason})") from error
-    own = model.state_dict()
-    troubles = {
-        "missing": [key for key in own if key not in weights],
-        "too much": [key for key in weights if key not in own],
-        "of another shape": [
-            f"{key}: {_shape(weights[key])} in the file, {_shape(value)} in the model"
-            for key, value in own.items()
-            if key in weights and value.shape != weights[key].shape
-        ],
-    }
-    if any(troubles.values()):
-        parts = [f"{len(keys)} {what} ({_listed(keys)})" for what, keys in troubles.items() if keys]
-        raise ValueError(f"{str(path)!r} does not fit {arguments['name']!r}: {'; '.join(parts)}")
-    model.load_state_dict(dict(weights))
-    return model.eval()
-
-
-def _shape(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "a number"
-
-
-def _listed(keys: list[str]) -> str:
-    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+    return {str(key).removeprefix("module."): value for key, value in content.items()}, None

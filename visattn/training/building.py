@@ -14,6 +14,8 @@ from visattn.data.datamodule import ImageData
 from visattn.data.preparation import normalisation
 from visattn.data.sources import Anything, open_source
 from visattn.models import create_model
+from visattn.models.attach import Init
+from visattn.models.description import describe
 from visattn.models.names import model_config
 from visattn.training.classifier import Classifier, ShardedClassifier
 from visattn.training.optimisation import check_optimizer
@@ -60,18 +62,25 @@ def model_arguments(settings: Settings, source: Anything) -> dict[str, Any]:
     }
 
 
-def create_classifier(settings: Settings, source: Anything) -> Classifier:
-    """The model in its training harness; the same weights for the same seed."""
+def create_classifier(settings: Settings, source: Anything, *, resumed: bool = False) -> Classifier:
+    """The model in its training harness; the same weights for the same seed.
+
+    Args:
+        settings: of the run.
+        source: whose classes are told apart.
+        resumed: a checkpoint will fill the model, so that pretrained weights are not needed.
+    """
     check_optimizer(settings.optimizer)
     seed_everything(settings.seed, verbose=False)
     arguments = model_arguments(settings, source)
     try:
-        model = create_model(**arguments, pretrained=settings.pretrained)
+        init: Init = "identity" if settings.pretrained else "paper"
+        model = create_model(**arguments, pretrained=settings.pretrained and not resumed, init=init)
     except ValueError:
         raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        if settings.pretrained:
+        if settings.pretrained and not resumed:
             raise ValueError(
                 f"the pretrained weights of {settings.model!r} could not be loaded; they come from the Hugging Face "
                 f"hub, which needs a network or a filled cache ({reason})"
@@ -102,10 +111,11 @@ def create_data(settings: Settings, source: Anything, model: nn.Module) -> Image
     )
 
 
-def card(settings: Settings, source: Anything, data: ImageData) -> dict[str, Any]:
+def card(settings: Settings, source: Anything, data: ImageData, model: nn.Module) -> dict[str, Any]:
     """What somebody who finds ``model.safetensors`` has to know."""
     return {
-        "model": model_arguments(settings, source),
+        "name": "_".join(filter(None, (settings.model, settings.attn))),
+        **describe(model),
         "classes": list(source.classes),
         "class_names": list(source.names),
         "input": {

@@ -18,9 +18,9 @@ from typing_extensions import override
 
 from visattn.core.decisions import Decides, policy_term
 from visattn.data.loader import IGNORE
-from visattn.models.attachments import NAME
 from visattn.models.patch import Patch
-from visattn.training.optimisation import cosine_with_warmup, create_optimizer
+from visattn.models.weights import CARD_KEY
+from visattn.training.optimisation import cosine_with_warmup, create_optimizer, new_parts
 from visattn.training.settings import Settings
 
 CHECK_EVERY = 10  # steps between two looks at the loss; each look makes a GPU wait
@@ -55,7 +55,12 @@ class Classifier(LightningModule):
         self.val_loss = MeanMetric(nan_strategy="ignore")
         self.confusion = MulticlassConfusionMatrix(num_classes, ignore_index=IGNORE, validate_args=False)
         self._checked: list[Tensor] = []
+        self.card: dict[str, Any] = {}
         self.train()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Let a checkpoint say what model it is of."""
+        checkpoint[CARD_KEY] = self.card
 
     def forward(self, image: Tensor) -> Tensor:
         """Logits."""
@@ -172,21 +177,12 @@ def _freeze_backbone(model: nn.Module) -> Iterator[nn.Module]:
     """Freeze all but attached attention, what decides, and the classifier; yields what must stay in evaluation mode."""
     if isinstance(model, Decides):
         raise ValueError(f"--freeze-backbone: {type(model).__name__} has no backbone to freeze")
-    trained = {id(module) for part in _trained_parts(model) for module in part.modules()}
+    parts = [*new_parts(model), *(module for module in model.modules() if isinstance(module, Patch))]
+    trained = {id(module) for part in parts for module in part.modules()}
     for module in model.modules():
         if id(module) in trained:
             continue
         for parameter in module.parameters(recurse=False):
             parameter.requires_grad_(False)
         if not any(id(child) in trained for child in module.modules()):
-            yield module
-
-
-def _trained_parts(model: nn.Module) -> Iterator[nn.Module]:
-    classifier = model.get_classifier()  # type: ignore[operator]
-    yield from classifier if isinstance(classifier, tuple) else (classifier,)
-    for module in model.modules():
-        if NAME in module._modules:
-            yield module.get_submodule(NAME)
-        if isinstance(module, Patch | Decides):
             yield module

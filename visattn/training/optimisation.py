@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from timm.optim import create_optimizer_v2, list_optimizers, param_groups_layer_decay, param_groups_weight_decay
@@ -12,6 +12,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from visattn.core.decisions import Decides
+from visattn.models.wrapping import NAME, plain_name
 from visattn.registry import suggest
 from visattn.training.settings import Settings
 
@@ -32,7 +34,33 @@ def gains(model: nn.Module) -> Iterator[str]:
             continue
         for name, parameter in module.named_parameters(recurse=False):
             if sum(size > 1 for size in parameter.shape) <= 1:
-                yield f"{prefix}.{name}" if prefix else name
+                yield plain_name(f"{prefix}.{name}" if prefix else name)
+
+
+def new_parts(model: nn.Module) -> Iterator[nn.Module]:
+    """What no pretrained weights are for: the classifier, attached attention, and what decides."""
+    if callable(get := getattr(model, "get_classifier", None)):
+        classifier = get()
+        yield from classifier if isinstance(classifier, tuple) else (classifier,)
+    for module in model.modules():
+        if NAME in module._modules:
+            yield module.get_submodule(NAME)
+        if isinstance(module, Decides):
+            yield module
+
+
+class _PlainlyNamed:
+    """A model whose parameters are called as they would be without attached blocks, which is how timm knows them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """As of the model."""
+        return ((plain_name(name), parameter) for name, parameter in self.model.named_parameters())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
 
 
 def check_optimizer(name: str) -> None:
@@ -47,16 +75,19 @@ def create_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
     check_optimizer(settings.optimizer)
     spared = set(gains(model))
     if callable(own := getattr(model, "no_weight_decay", None)):
-        spared |= set(own())
+        spared |= set(map(plain_name, own()))
+    named: Any = _PlainlyNamed(model)
     groups: list[dict[str, Any]]
     if settings.layer_decay is None:
-        groups = param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=spared)
+        groups = param_groups_weight_decay(named, settings.weight_decay, no_weight_decay_list=spared)
     else:
         groups = param_groups_layer_decay(
-            model, settings.weight_decay, no_weight_decay_list=spared, layer_decay=settings.layer_decay
+            named, settings.weight_decay, no_weight_decay_list=spared, layer_decay=settings.layer_decay
         )
     for group in groups:
         group["lr"] = settings.lr * group.pop("lr_scale", 1.0)
+    if settings.new_lr_factor is not None:
+        groups = list(_faster(groups, new_parts(model), settings.new_lr_factor))
     if not groups:
         raise ValueError("there is nothing to train: every parameter of the model is frozen")
     fused = settings.optimizer.lower() in FUSED and not settings.precision.startswith("16")
@@ -64,6 +95,16 @@ def create_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
     return create_optimizer_v2(
         groups, settings.optimizer, settings.lr, settings.weight_decay, settings.momentum, **extra
     )
+
+
+def _faster(groups: Sequence[dict[str, Any]], parts: Iterable[nn.Module], factor: float) -> Iterator[dict[str, Any]]:
+    """The same groups, with the parameters of some modules in groups of their own at another learning rate."""
+    chosen = {id(parameter) for part in parts for parameter in part.parameters()}
+    for group in groups:
+        for inside, rate in ((False, group["lr"]), (True, factor * group["lr"])):
+            parameters = [each for each in group["params"] if (id(each) in chosen) is inside]
+            if parameters:
+                yield {**group, "params": parameters, "lr": rate}
 
 
 def cosine_with_warmup(optimizer: Optimizer, *, steps: int, warmup: int) -> LambdaLR:

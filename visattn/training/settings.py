@@ -63,6 +63,9 @@ class Settings:
     momentum: float = _option(0.9, "of SGD")
     warmup_epochs: float = _option(0.5, "the learning rate rises for so long, then falls as a cosine")
     layer_decay: float | None = _option(None, "factor on the learning rate per layer below the last")
+    new_lr_factor: float | None = _option(
+        None, "factor on the learning rate of what is new with --pretrained: attention and classifier"
+    )
     label_smoothing: float = _option(0.1, "share of the target spread over all classes")
     ema: float | None = _option(None, "validate and keep an exponential average of the weights with this decay")
     clip_grad: float | None = _option(None, "largest norm of the gradient")
@@ -94,6 +97,8 @@ class Settings:
             raise ValueError(f"--name {self.name!r} must be a folder below --out")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise ValueError(f"--layer-decay is a factor above 0 and up to 1, got {self.layer_decay}")
+        if self.new_lr_factor is not None and not self.new_lr_factor > 0:
+            raise ValueError(f"--new-lr-factor must be above zero, got {self.new_lr_factor}")
         if self.label_smoothing >= 1:
             raise ValueError(f"--label-smoothing is a share below 1, got {self.label_smoothing}")
         if self.batch_size % 2 and (self.mixup > 0 or self.cutmix > 0):

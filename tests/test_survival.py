@@ -1,0 +1,17 @@
+"""Attached blocks are part of the network: whatever is done to it, they stay, and compute the same."""
+
+import pytest
+
+from tests import survival
+
+CELLS = {
+    (cells[0], network): cell
+    for cells in (line.strip("|\n ").split(" | ") for line in survival.TABLE.read_text().splitlines() if "|" in line)
+    for network, cell in zip(survival.NETWORKS, cells[1:], strict=False)
+}
+
+
+@pytest.mark.parametrize("network", survival.NETWORKS)
+@pytest.mark.parametrize("operation", survival.OPERATIONS)
+def test_blocks_survive(operation, network):
+    assert survival.OPERATIONS[operation](network) == CELLS[operation, network]

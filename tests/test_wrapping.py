@@ -1,0 +1,262 @@
+"""A module with attention behind it passes for the module: attributes, items, keys; and what it refuses."""
+
+import copy
+from collections import namedtuple
+
+import pytest
+import timm
+import torch
+import torchvision
+from timm.utils import reparameterize_model
+from torch import nn
+from torch.func import functional_call
+
+import visattn
+from tests.models import model_and_images
+from visattn.models.wrapping import WRAPPED, WithAttention, plain_name
+
+
+def test_the_wrapper_shows_what_it_wraps():
+    model, _ = model_and_images("test_resnet")
+    norm, unit = model.layer1[0].bn2, model.layer2[0]
+    visattn.attach(model, "se", at=["layer1.0.bn2", "layer2"])
+    assert model.layer1[0].bn2.weight is norm.weight
+    assert model.layer1[0].bn2.num_features == norm.num_features
+    assert model.layer2[0] is unit
+    assert model.layer2[-1] is unit
+    assert model.get_submodule("layer2.0.conv1") is unit.conv1
+    convnext, _ = model_and_images("test_convnext")
+    layers = convnext.stages[0].blocks
+    assert visattn.attach(convnext, "se", at="stages.0").stages[0].blocks is layers
+    assert model.get_parameter("layer1.0.bn2.weight") is norm.weight
+    model.layer1[0].bn2.momentum = 0.5
+    assert norm.momentum == 0.5
+    with pytest.raises(AttributeError, match="'BatchNorm2d' object has no attribute 'colour'"):
+        _ = model.layer1[0].bn2.colour
+    assert "WithAttention" in repr(model)
+
+
+def test_a_sequence_is_followed_by_its_blocks():
+    """Gradient checkpointing and feature extractors call the layers of a stage one by one."""
+    model, _ = model_and_images("test_resnet")
+    visattn.attach(model, "se", at="layer2", init="paper")
+    stage, feature = model.layer2, torch.rand(2, 32, 40, 40)
+    one_by_one = feature
+    for layer in stage:
+        one_by_one = layer(one_by_one)
+    assert torch.equal(one_by_one, stage(feature))
+    by_number = feature
+    for number in range(len(stage)):
+        by_number = stage[number](by_number)
+    assert torch.equal(by_number, stage(feature))
+    with pytest.raises(TypeError, match="would lose the attention"):
+        stage[:1]
+    assert bool(stage)
+    with pytest.raises(TypeError):
+        len(visattn.attach(model, "se", at="layer1.0.bn2").layer1[0].bn2)
+
+
+def test_keys_and_names():
+    """state_dict is the backbone's; parameters can be swapped by their own names."""
+    plain, x = model_and_images("test_resnet")
+    model = visattn.attach(copy.deepcopy(plain), "se", at=["layer1.0.bn2", "layer2"])
+    visattn.attach(model, "eca", at="layer2", stack=True)
+    keys = list(model.state_dict())
+    assert [key for key in keys if ".visattn." not in key] == list(plain.state_dict())
+    assert not any(WRAPPED in key for key in keys)
+    assert {"layer1.0.bn2.visattn.0.gain", "layer2.visattn.0.gain", "layer2.visattn.1.gain"} <= set(keys)
+    assert model.state_dict()._metadata["layer1.0.bn2"] == plain.state_dict()._metadata["layer1.0.bn2"]
+    assert list(model.layer2.state_dict())[-1].startswith("0.")
+    swapped = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    assert not functional_call(model, swapped, x).any()
+    state = model.state_dict()
+    del state["layer1.0.bn2.weight"]
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "layer1\.0\.bn2\.weight"'):
+        model.load_state_dict(state)
+    state = {**model.state_dict(), "layer1.0.bn2.extra": torch.zeros(1)}
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "layer1\.0\.bn2\.extra"'):
+        model.load_state_dict(state)
+
+
+def test_patch_attention_with_a_block_behind_it():
+    model, x = model_and_images("test_vit")
+    visattn.attach(model, "patch", score="general")
+    before = model(x)
+    visattn.attach(model, "se", at="blocks.0.attn")
+    assert torch.equal(model(x), before)
+    other, _ = model_and_images("test_vit")
+    visattn.attach(visattn.attach(other, "se", at="blocks.0.attn"), "patch", score="general")
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(x), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [
+        ("levit_128s", ["stages.0", "stages.1.blocks.0.mlp.ln1"]),
+        ("repvit_m0_9", ["stages.?", "stages.0.blocks.0.token_mixer"]),
+        ("fastvit_t8", ["stages.?"]),
+        ("mobileone_s0", ["stages.?", "stages.1.0"]),
+    ],
+)
+@torch.no_grad()
+def test_reparameterisation_keeps_the_blocks(name, at):
+    """Behind modules that give their place to a fused successor, and in networks full of them."""
+    model, x = model_and_images(name)
+    visattn.attach(model, "se", at=at, init="paper")
+    before = model(x)
+    after = reparameterize_model(model)
+    assert list(visattn.attachments(after)) == list(visattn.attachments(model))
+    torch.testing.assert_close(after(x), before, rtol=1e-3, atol=1e-3)
+    assert sum(1 for _ in after.parameters()) < sum(1 for _ in model.parameters())
+    fused = after(x)
+    for attached in visattn.attachments(after).values():
+        weights = copy.deepcopy(attached.block.fc2.state_dict())
+        nn.init.zeros_(attached.block.fc2.weight)
+        assert not torch.equal(after(x), fused)
+        attached.block.fc2.load_state_dict(weights)
+
+
+def test_what_fuses_its_own_children_refuses_a_block_between_them():
+    model, _ = model_and_images("fastvit_t8")
+    visattn.attach(model, "se", at="stages.0.blocks.0.token_mixer.mixer")
+    with pytest.raises(AttributeError, match="'WithAttention' object has no attribute"):
+        reparameterize_model(model)
+
+
+def test_converted_and_detached():
+    model, x = model_and_images("test_resnet")
+    before = model(x)
+    visattn.attach(model, "cbam", at=["layer?.?.bn2", "layer?"], init="paper")
+    converted = visattn.detach(nn.SyncBatchNorm.convert_sync_batchnorm(model))
+    assert torch.equal(converted(x), before)
+    assert not any(isinstance(module, WithAttention) for module in converted.modules())
+
+
+def test_a_module_that_is_called_for_several_widths():
+    """torchvision's units have one relu for all their maps."""
+    model = torchvision.models.resnet50().eval()
+    x = torch.rand(2, 3, 64, 64)
+    with pytest.raises(ValueError, match=r"'layer1\.1\.relu' is called for maps of 64 and 256 channels"):
+        visattn.attach(model, "se", at="layer1.1.relu", example=x)
+    before = model(x)
+    visattn.attach(model, "se", at="*relu", example=x)
+    assert torch.equal(model(x), before)
+    assert list(visattn.attachments(model)) == ["relu"]
+
+
+Two = namedtuple("Two", ["label", "map"])
+
+
+class GivesTwo(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.conv, self.kind = nn.Conv2d(3, 8, 3, padding=1), kind
+
+    def forward(self, x):
+        return self.kind("a map", self.conv(x)) if self.kind is Two else self.kind(["a map", self.conv(x)])
+
+
+class Whole(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.inner = GivesTwo(kind)
+
+    def forward(self, x):
+        output = self.inner(x)
+        assert type(output) is self.inner.kind
+        return (output.map if self.inner.kind is Two else output[1]).mean((2, 3))
+
+
+@pytest.mark.parametrize("kind", [Two, tuple, list])
+def test_several_outputs_keep_their_kind(kind):
+    model, x = Whole(kind).eval(), torch.rand(2, 3, 16, 16)
+    before = model(x)
+    visattn.attach(model, "se", at="inner", example=x)
+    assert torch.equal(model(x), before)
+    nn.init.constant_(visattn.attachments(model)["inner"].gain, 1)
+    assert not torch.equal(model(x), before)
+
+
+def test_a_module_kept_in_a_plain_list_is_refused():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+            self.order = [self.one, self.two]
+
+        def forward(self, x):
+            for layer in self.order:
+                x = layer(x)
+            return x.mean((2, 3))
+
+    with pytest.raises(ValueError, match="keeps 'two' in 'order' too"):
+        visattn.attach(Listed(), "se", at="two", example=torch.rand(2, 3, 16, 16))
+
+
+def test_one_module_at_two_places():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Conv2d(3, 3, 3, padding=1)
+            self.also = self.one
+
+        def forward(self, x):
+            return self.also(self.one(x)).mean((2, 3))
+
+    model, x = Shared().eval(), torch.rand(2, 3, 16, 16)
+    visattn.attach(model, "se", at="one", example=x, init="paper")
+    assert model.also is model.one
+    seen = []
+    visattn.attachments(model)["one"].register_forward_hook(lambda *_: seen.append(1))
+    model(x)
+    assert len(seen) == 2
+    visattn.detach(model)
+    assert isinstance(model.also, nn.Conv2d)
+
+
+def shapes(model, *sizes):
+    return sum(model(torch.linspace(0, 1, 3 * h * w).view(1, 3, h, w)).square().sum() for h, w in sizes)
+
+
+def test_checkpointing_knows_the_shape_of_the_map_or_refuses():
+    """Blocks are run again in the backward pass, when another image may have been seen since."""
+    model, _ = model_and_images("test_vit", dynamic_img_size=True)
+    visattn.attach(model, "cbam", at="blocks.[0-4]", init="paper")
+    other = copy.deepcopy(model)
+    other.set_grad_checkpointing(True)
+    for each in (model, other):
+        shapes(each.train(), (96, 160), (64, 64)).backward()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="60 tokens, which were maps of 6 x 10 and 10 x 6"):
+        shapes(other, (96, 160), (160, 96)).backward()
+
+
+def test_children_may_be_cut_off_and_put_elsewhere():
+    """What people do to get a trunk."""
+    model, x = model_and_images("test_resnet")
+    visattn.attach(model, "se", at=["layer?.?.bn2", "layer4"], init="paper")
+    trunk = nn.Sequential(*list(model.children())[:-2])
+    assert torch.equal(trunk(x), model.forward_features(x))
+    assert len(visattn.attachments(trunk)) == len(visattn.attachments(model))
+
+
+def test_layer_decay_knows_the_layers():
+    """A stage with a block behind it keeps its learning rate."""
+    from visattn.training.optimisation import create_optimizer
+    from visattn.training.settings import Settings
+
+    def rates(model):
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        optimizer = create_optimizer(model, Settings(layer_decay=0.5, lr=1.0))
+        return {
+            plain_name(names[id(parameter)]): (group["lr"], group["weight_decay"])
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+
+    plain = timm.create_model("test_convnext")
+    attached = rates(visattn.attach(timm.create_model("test_convnext"), "se", at="stages"))
+    for name, rate in rates(plain).items():
+        assert attached[name] == rate, name

@@ -1,0 +1,120 @@
+"""A model in words: all it takes to build it again, with whatever is attached to it.
+
+>>> import timm, visattn
+>>> model = visattn.attach(timm.create_model("test_resnet", num_classes=5), "se", at="layer1")
+>>> description = describe(model)
+>>> description["model"]
+{'name': 'test_resnet.r160_in1k', 'num_classes': 5}
+>>> description["attachments"][0]["at"], description["attachments"][0]["block"], description["attachments"][0]["init"]
+('layer1', 'se', 'identity')
+>>> list(build(description).state_dict()) == list(model.state_dict())
+True
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from visattn.models.attach import attach_at
+from visattn.models.layout import Layout, Place
+from visattn.models.names import create_model, split_name
+from visattn.models.patch import patched, swap_attention
+from visattn.models.wrapping import Attached, attachments, entry_of
+
+
+def describe(model: nn.Module, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """``model``, the arguments of :func:`visattn.create_model` for the plain network, and its ``attachments``.
+
+    Args:
+        model: a timm model with anything that visattn can attach to it.
+        arguments: for timm that cannot be seen in the model, such as ``global_pool``.
+    """
+    described = {
+        "model": {**_arguments(model), **(arguments or {})},
+        "attachments": [
+            *({"at": name, "patch": options} for name, options in patched(model).items()),
+            *(_in_words(model, name.partition("#")[0], each) for name, each in attachments(model).items()),
+        ],
+    }
+    try:
+        return json.loads(json.dumps(described))
+    except TypeError as error:
+        raise ValueError(f"the model was built with something that cannot be written to a card: {error}") from None
+
+
+def _arguments(model: nn.Module) -> dict[str, Any]:
+    """How the plain network was built, as far as it can be seen."""
+    arguments = dict(getattr(model, "built_with", None) or _of_timm(model))
+    number = getattr(model, "num_classes", None)
+    if isinstance(number, int) and not arguments.get("features_only"):
+        arguments["num_classes"] = number
+    return arguments
+
+
+def _of_timm(model: nn.Module) -> dict[str, Any]:
+    config = getattr(model, "pretrained_cfg", None) or {}
+    if "architecture" not in config:
+        raise ValueError(
+            f"this {type(model).__name__} cannot be described: it is not one of timm's models, so nobody could build "
+            "it again; save its state_dict() with torch.save instead"
+        )
+    tag = config.get("tag")
+    arguments = {"name": f"{config['architecture']}.{tag}" if tag else config["architecture"]}
+    channels, *native = config.get("input_size") or (3, 224, 224)
+    size = list(getattr(getattr(model, "patch_embed", None), "img_size", None) or native)
+    convolutions = (module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
+    seen = getattr(model, "in_chans", None) or next(convolutions, channels)
+    return {
+        **arguments,
+        **({"img_size": size} if size != native else {}),
+        **({"in_chans": seen} if seen != channels else {}),
+    }
+
+
+def _in_words(model: nn.Module, at: str, attached: Attached) -> dict[str, Any]:
+    if attached.name is None:
+        raise ValueError(
+            f"the block at {at!r} ({type(attached.block).__name__}) has no name by which it could be built again: "
+            "register it with visattn.register_block, and attach it by that name"
+        )
+    place = attached.place
+    return {
+        "at": at,
+        "block": attached.name,
+        "options": attached.options,
+        "init": "paper" if attached.gain is None else "identity",
+        "layout": asdict(place.layout),
+        "size": place.size,
+        "index": place.index,
+        "entry": entry_of(model, attached),
+    }
+
+
+def build(description: Mapping[str, Any]) -> nn.Module:
+    """The model of a description, without weights."""
+    model = create_model(**description["model"])
+    for each in description.get("attachments", ()):
+        if "patch" in each:
+            swap_attention(model, each["at"], **each["patch"])
+            continue
+        place = Place(each["at"], Layout(**each["layout"]), tuple(each["size"]), each["index"])
+        options = {place: each["options"]}
+        attach_at(model, each["block"], options, entry=each["entry"], init=each["init"], stack=True)
+    return model
+
+
+def title(description: Mapping[str, Any]) -> str:
+    """A name for people.
+
+    >>> title({"model": {"name": "resnet18.a1_in1k"}, "attachments": [{"at": "layer1", "block": "cbam"}]})
+    'resnet18_cbam'
+    """
+    name, named = split_name(description["model"]["name"])
+    parts = [named or description["model"].get("attn")]
+    parts += [each.get("block", "patch") for each in description.get("attachments", ())]
+    return "_".join(dict.fromkeys([name.partition(".")[0], *filter(None, parts)]))
