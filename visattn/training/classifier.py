@@ -20,6 +20,7 @@ from visattn.core.decisions import Decides, policy_term
 from visattn.data.loader import IGNORE
 from visattn.models.patch import Patch
 from visattn.models.weights import CARD_KEY
+from visattn.models.wrapping import NAME
 from visattn.training.optimisation import cosine_with_warmup, create_optimizer, new_parts
 from visattn.training.settings import Settings
 
@@ -161,16 +162,22 @@ class ShardedClassifier(Classifier):
     """The same with its weights, gradients and optimiser state shared out among the processes (FSDP2)."""
 
     def configure_model(self) -> None:
-        """Shard every block of the network, and then the rest."""
-        mesh = self.device_mesh
-        assert mesh is not None
-        mesh = mesh["data_parallel"]
-        for module in self.model.modules():
-            if isinstance(module, nn.ModuleList | nn.Sequential):
-                for child in module.children():
-                    if sum(1 for _ in child.parameters()) > 3:
-                        fully_shard(child, mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
+        """Shard the network."""
+        assert self.device_mesh is not None
+        shard(self.model, self.device_mesh["data_parallel"])
+
+
+def shard(model: nn.Module, mesh: Any) -> None:
+    """Let every process hold a share of the weights: of each layer in a sequence, the inner ones first, and the rest.
+
+    Attached attention is shared out together with the layer it belongs to.
+    """
+    for name, module in reversed(list(model.named_modules())):
+        if isinstance(module, nn.ModuleList | nn.Sequential) and NAME not in name.split("."):
+            for child in module.children():
+                if sum(1 for _ in child.parameters()) > 3:
+                    fully_shard(child, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 def _freeze_backbone(model: nn.Module) -> Iterator[nn.Module]:
