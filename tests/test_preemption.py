@@ -95,6 +95,24 @@ def test_a_resumed_run_that_is_stopped_before_its_first_step_still_has_its_state
 
 
 @LIGHTNING
+def test_the_last_step_of_all_is_followed_by_the_end(undrawn, monkeypatch, capsys):
+    monkeypatch.setattr(Classifier, "training_step", once(Classifier.training_step, signal.SIGTERM, 3))
+    assert main([*TINY, "--name", "short", "--trainer.max_steps", "3"]) == 0, capsys.readouterr().err
+    assert (undrawn / "runs" / "short" / "model.safetensors").exists()
+
+
+@LIGHTNING
+@pytest.mark.usefixtures("undrawn")
+def test_the_progress_bar_gives_the_terminal_back(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes anything for a terminal then
+    monkeypatch.setattr(Classifier, "training_step", once(Classifier.training_step, signal.SIGTERM))
+    assert main([*TINY, "--name", "parts"]) == 143
+    said = capsys.readouterr().out
+    assert said.count("\x1b[?25l") == said.count("\x1b[?25h") == 1  # the cursor, hidden and shown
+    assert said.endswith("go on with: python train.py --resume runs/parts\n")
+
+
+@LIGHTNING
 def test_the_pictures_at_the_end_are_finished(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(command, "draw_outcome", once(command.draw_outcome, signal.SIGTERM))
     assert main([*TINY, "--name", "drawn"]) == 0, capsys.readouterr().err
@@ -273,6 +291,16 @@ SEVERAL = [
     "--strategy", "ddp", "--film-every", "0", "--trainer.accelerator", "cpu", "--trainer.limit_train_batches", "8",
     "--trainer.limit_val_batches", "1",
 ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_first_process_takes_along_those_it_has_started_and_still_waits_for(tmp_path):
+    process = start(*SEVERAL, cwd=tmp_path)
+    wait_for(process, "writing to")
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)  # until nobody is left who could say anything
+    assert (process.returncode, said) == (143, "stopped before training began: nothing to save\n")
 
 
 @pytest.fixture(scope="module")

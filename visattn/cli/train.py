@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
         try:
             return train(list(sys.argv[1:] if argv is None else argv), prog, signals)
         except Interrupted as stopped:
-            on_first_process(say_goodbye, stopped)
+            on_first_process(say_goodbye, stopped, requeue=stopped.number == signals.requeue)
             part()
             return 128 + stopped.number
         except PROBLEMS as error:
@@ -35,13 +34,13 @@ def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
             return 1
 
 
-def say_goodbye(stopped: Interrupted) -> None:
-    """Say how to go on with a run that was stopped; if SLURM announced its end, have SLURM do that."""
+def say_goodbye(stopped: Interrupted, *, requeue: bool) -> None:
+    """Say how to go on with a run that was stopped, or have SLURM do that."""
     if stopped.folder is None:
         print(TOO_EARLY, file=sys.stderr)
     else:
         print(f"stopped and saved; go on with: python train.py --resume {stopped.folder}", flush=True)
-    if stopped.number not in (signal.SIGINT, signal.SIGTERM):
+    if requeue:
         print(slurm.requeue(), flush=True)
 
 

@@ -44,8 +44,9 @@ class Interruption(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Stop after an optimiser step; the last one of an epoch has validation and saving behind it anyway."""
-        if trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches:
+        """Stop after an optimiser step; the last one of an epoch or of all is followed by saving anyway."""
+        last = trainer.is_last_batch or trainer.global_step == trainer.max_steps
+        if last or (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         number = self.agreement.exchange(self.signals.number)
         if number:
@@ -88,6 +89,6 @@ def take_over(trainer: Trainer, signals: Signals) -> None:
     if isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
         signals.launcher = trainer.strategy.launcher
     signals.first = On.LEAVE if trainer.world_size > 1 else On.NOTE
-    requeue = slurm.requeue_signal(trainer)
-    if requeue is not None:
-        signals.listen(requeue)
+    signals.requeue = slurm.requeue_signal(trainer)
+    if signals.requeue is not None:
+        signals.listen(signals.requeue)

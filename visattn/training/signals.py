@@ -53,6 +53,7 @@ class Signals:
     def __init__(self) -> None:
         self.number = 0  # of the first signal, 0 if there was none
         self.first = On.RAISE
+        self.requeue: int | None = None  # the signal after which SLURM is to start the job again
         self.launcher: _SubprocessScriptLauncher | None = None  # of the other processes, if this one has started them
         self._before: dict[int, Any] = {}
         self._listens = threading.current_thread() is threading.main_thread()  # Python tells no other thread
@@ -79,7 +80,7 @@ class Signals:
 
     def listen(self, number: int) -> None:
         """Listen for one more."""
-        if self._listens:
+        if self._listens and number not in self._before:
             self._before[number] = signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
