@@ -324,7 +324,8 @@ def test_a_signal_to_one_process_or_all_of_them_ends_them_in_the_same_step(held,
         for each in (0, 1):
             assert (held / f"code_{each}").read_text() == "143"
             (held / f"code_{each}").unlink()
-        assert checkpoint(held / "runs" / "parts")["global_step"] == step + 2  # said after a step, done after the next
+        # Said after a step, done after the next; a process that had not arrived yet says it one step earlier.
+        assert checkpoint(held / "runs" / "parts")["global_step"] - step in (1, 2)
     train("--resume", "runs/parts", cwd=held, launcher=launcher)
     assert_same_weights(held / "runs" / "parts", whole)
     assert not (held / "waited").exists(), (held / "waited").read_text()
