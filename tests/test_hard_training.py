@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.test_kill import start, wait_for
-from tests.training import ROOT, assert_same_weights, checkpoint, train
+from tests.training import ROOT, assert_same_weights, checkpoint, start, train, wait_for
 from visattn.cli.train import main
 from visattn.core.decisions import Decides, Decision
 from visattn.training.building import create_classifier, create_source

@@ -1,34 +1,20 @@
 """Killed at any moment, a run goes on as if nothing had happened."""
 
+import csv
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from tests.training import SCRIPT, TINY, assert_same_weights, checkpoint, environment, train
+from tests.training import TINY, assert_same_weights, checkpoint, start, train, wait_for
 
 # Long enough to be hit anywhere; dropout and cutout make every random number count.
 LONG = [
     *TINY, "--epochs", "6", "--trainer.limit_train_batches", "8", "--augment", "cutout", "--mixup", "0.2",
     "--model-options", "{drop_rate: 0.2}", "--ema", "0.9",
 ]  # fmt: skip
-
-
-def start(*arguments, cwd):
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.Popen(
-        command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def wait_for(process, text):
-    for line in process.stdout:
-        if text in line:
-            return
-    raise AssertionError(f"the run ended without {text!r}")
+OUTCOME = ("epoch", "step", "val_loss", "val_top1", "val_top5", "lr")
 
 
 @pytest.fixture(scope="module")
@@ -39,35 +25,56 @@ def folder(tmp_path_factory):
     return folder
 
 
-def kill_and_resume(folder, name, kills, rng):
-    """Kill a run again and again, at random moments, and let it finish in the end."""
+def end(folder, name, number, rng):
+    """Begin or go on with a run and send it a signal at a random moment."""
     run = folder / "runs" / name
-    for _ in range(kills):
-        process = start(*LONG, "--name", name, "--resume", cwd=folder)
-        wait_for(process, "writing to")
-        time.sleep(rng.uniform(0, 3))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        for file in (run / "checkpoints").glob("*.ckpt"):
-            assert "state_dict" in checkpoint(run, file.stem)  # never half a file
-        if (run / "checkpoints" / "last.ckpt").exists():
-            assert (run / "checkpoints" / "best.ckpt").exists()
+    process = start(*LONG, "--name", name, "--resume", cwd=folder)
+    wait_for(process, "writing to")
+    time.sleep(rng.uniform(0, 3))
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert "Traceback" not in said
+    for file in (run / "checkpoints").glob("*.ckpt"):
+        assert "state_dict" in checkpoint(run, file.stem)  # never half a file
+    return process.returncode, said
+
+
+def finish(folder, name, columns):
+    """Let a run go on to its end, which is that of a run left alone."""
     train(*LONG, "--name", name, "--resume", cwd=folder)
-    assert_same_weights(run, folder / "runs" / "whole")
-    assert checkpoint(run, "best")["epoch"] == checkpoint(folder / "runs" / "whole", "best")["epoch"]
-    columns = slice(0, 8)  # all but the speed
-    lines = [
-        [line.split(",")[columns] for line in (path / "metrics.csv").read_text().splitlines()]
-        for path in (run, folder / "runs" / "whole")
-    ]
-    assert lines[0] == lines[1]
+    run, whole = folder / "runs" / name, folder / "runs" / "whole"
+    assert_same_weights(run, whole)
+    assert checkpoint(run, "best")["epoch"] == checkpoint(whole, "best")["epoch"]
+    rows, expected = (list(csv.DictReader((path / "metrics.csv").read_text().splitlines())) for path in (run, whole))
+    assert [[row[key] for key in columns] for row in rows] == [[row[key] for key in columns] for row in expected]
 
 
 @pytest.mark.slow
 def test_a_run_killed_twenty_times_ends_like_one_left_alone(folder):
     rng = random.Random(0)
     for name, kills in (("often", 12), ("sometimes", 5), ("rarely", 3)):
-        kill_and_resume(folder, name, kills, rng)
+        for _ in range(kills):
+            end(folder, name, signal.SIGKILL, rng)
+            checkpoints = folder / "runs" / name / "checkpoints"
+            assert (checkpoints / "best.ckpt").exists() or not (checkpoints / "last.ckpt").exists()
+        finish(folder, name, [*OUTCOME, "train_loss", "train_top1"])
+
+
+@pytest.mark.slow
+def test_a_run_told_to_end_at_any_moment_loses_no_step(folder):
+    rng, steps = random.Random(1), [0]
+    for _ in range(4):
+        code, said = end(folder, "told", signal.SIGTERM, rng)
+        if code == 0:  # only when all is done
+            assert (folder / "runs" / "told" / "heatmaps.png").exists()
+            break
+        assert code == 143, said
+        assert "stopped and saved; go on with: python train.py --resume runs/told" in said or steps == [0]
+        if "stopped and saved" in said:
+            steps.append(checkpoint(folder / "runs" / "told")["global_step"])
+    assert steps == sorted(steps)
+    assert any(step % 8 for step in steps)  # within an epoch
+    finish(folder, "told", OUTCOME)
 
 
 @pytest.mark.slow

@@ -19,7 +19,13 @@ TINY = [
 
 def environment() -> dict[str, str]:
     """One thread per process: several run at once on a small machine."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "default"}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONWARNINGS": "default",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def train(*arguments: str, cwd: Path, check: bool = True, launcher: tuple[str, ...] = (), timeout: int = 300):
@@ -29,6 +35,28 @@ def train(*arguments: str, cwd: Path, check: bool = True, launcher: tuple[str, .
     if check and result.returncode:
         raise AssertionError(f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}")
     return result
+
+
+def start(*arguments: str, cwd: Path, script: Path = SCRIPT, launcher: tuple[str, ...] = ()):
+    """Begin to run train.py, in a process group of its own."""
+    command = [sys.executable, *launcher, str(script), *map(str, arguments)]
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(process: subprocess.Popen, text: str) -> None:
+    """Read what a run says up to a line with this text."""
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"the run ended without {text!r}")
 
 
 def checkpoint(folder: Path, name: str = "last") -> dict:

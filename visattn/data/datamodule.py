@@ -27,7 +27,7 @@ from visattn.data.loader import (
     Streamed,
     StreamLoader,
     collate,
-    one_thread,
+    start_worker,
 )
 from visattn.data.preparation import GREY
 from visattn.data.shards import StreamSource
@@ -125,7 +125,7 @@ class ImageData(LightningDataModule):
             "num_workers": workers,
             "collate_fn": partial(collate, count_fillers=training),
             "pin_memory": torch.cuda.is_available(),
-            "worker_init_fn": one_thread,
+            "worker_init_fn": start_worker,
         }
         position: Position = self._position if training else _beginning
         if isinstance(self.source, StreamSource):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
@@ -151,6 +152,9 @@ class StreamLoader(ResumableLoader):
         return super().__iter__()
 
 
-def one_thread(_: int) -> None:
-    """Keep OpenCV from starting threads in every worker."""
+def start_worker(_: int) -> None:
+    """Keep OpenCV from starting threads in every worker, and leave signals to the run, which still needs its images."""
     cv2.setNumThreads(0)
+    signal.set_wakeup_fd(-1)  # the run's, copied with everything else
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -1,51 +1,39 @@
-"""Ctrl-C: finish the step, save, stop."""
+"""Ctrl-C, SIGTERM: finish the step, save, stop."""
 
 from __future__ import annotations
 
-import signal
-import threading
-from types import FrameType
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from typing_extensions import override
 
+from visattn.training import slurm
+from visattn.training.agreement import Agreement
 from visattn.training.runs import Run
-
-
-class Interrupted(Exception):  # noqa: N818 - it is not an error
-    """The run was stopped by Ctrl-C and its state is saved."""
+from visattn.training.signals import Interrupted, On, Signals
 
 
 class Interruption(Callback):
-    """Saves ``last.ckpt`` between two steps and ends the run; a second Ctrl-C ends it at once.
+    """After a signal, saves ``last.ckpt`` between two steps and ends the run.
 
-    With several processes they agree on the step, since a signal does not reach them all in the same one.
+    With several processes they agree on the step, since a signal does not reach them all in the same one, if it reaches
+    them all: each says after a step what it has heard, and all of them act on it one step later.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.asked = False
-        self._before: Any = None
+    def __init__(self, run: Run, signals: Signals) -> None:
+        self.run, self.signals = run, signals
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self.asked = True
-        signal.signal(signal.SIGINT, self._before)
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Get ready to agree."""
+        self.agreement = Agreement()
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen."""
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python does not deliver signals
-            self._before = signal.signal(signal.SIGINT, self._ask)
-
-    @override
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Listen no more."""
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _agreed(self, trainer: Trainer) -> bool:
-        return trainer.strategy.reduce_boolean_decision(self.asked, all=False)
+        """Stop before the first step; there is nothing new to save."""
+        self.signals.first = On.NOTE
+        self._stop(self.agreement.now(self.signals.number))
 
     @override
     def on_train_batch_end(
@@ -56,15 +44,51 @@ class Interruption(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Stop after an optimiser step; the last one of an epoch has validation and saving behind it anyway."""
-        if trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches:
+        """Stop after an optimiser step; the last one of an epoch or of all is followed by saving anyway."""
+        last = trainer.is_last_batch or trainer.global_step == trainer.max_steps
+        if last or (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
-        if self._agreed(trainer):
+        number = self.agreement.exchange(self.signals.number)
+        if number:
             trainer.save_checkpoint(self.run.last)
-            raise Interrupted(self.run.folder)
+            self._stop(number)
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop between two epochs: the one before has been saved."""
-        if trainer.current_epoch > 0 and self._agreed(trainer):
-            raise Interrupted(self.run.folder)
+        if trainer.current_epoch > 0:
+            self._stop(self.agreement.now(self.signals.number))
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave nothing under way."""
+        self.agreement.result()
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Training is done: a signal does not keep what is left from being finished."""
+        self.signals.first = On.NOTE
+
+    def _stop(self, number: int) -> None:
+        if not number:
+            return
+        if self.signals.launcher is not None:
+            # Lightning watches these, and kills this process when it sees one of them end as this one is about to.
+            self.signals.launcher.procs.clear()
+        raise Interrupted(number, self.run.folder if self.run.last.is_file() else None)
+
+
+def take_over(trainer: Trainer, signals: Signals) -> None:
+    """Make the signals ours, from here to the end of training.
+
+    Lightning's own handlers write a checkpoint in the middle of a step, or wait for other processes wherever a signal
+    happens to hit them, and before every step its loop makes all devices wait for the first process's word.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+    if isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
+        signals.launcher = trainer.strategy.launcher
+    signals.first = On.LEAVE if trainer.world_size > 1 else On.NOTE
+    signals.requeue = slurm.requeue_signal(trainer)
+    if signals.requeue is not None:
+        signals.listen(signals.requeue)

@@ -101,7 +101,15 @@ class TrainingProgress(ProgressBar):
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the bar away, also after an error."""
+        """Take the bar away."""
+        self._stop()
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Take the bar away."""
+        self._stop()
+
+    def _stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

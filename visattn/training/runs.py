@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from visattn.files import replacing
+from visattn.training import slurm
 from visattn.training.settings import Settings
 
 ALONE = "last"  # what --resume without a value stands for
@@ -62,6 +63,8 @@ def start(run: Run, config: str) -> None:
     path = run.folder / "config.yaml"
     before = path.read_text().splitlines() if path.is_file() else []
     commands = [line for line in before if line.startswith("#")]
+    if slurm.job() is not None and _job_line() not in commands:
+        commands.append(_job_line())
     with replacing(path) as partial:
         partial.write_text("".join(f"{line}\n" for line in commands) + config)
 
@@ -79,8 +82,15 @@ def default_name(settings: Settings) -> str:
     return re.sub(r"[^\w.-]+", "-", f"{model}-{data}")
 
 
-def find_run(settings: Settings) -> Run:
-    """The folder of a run to resume, or of a new one: never one that has something in it already."""
+def _job_line() -> str:
+    return f"# SLURM job {slurm.job()}"
+
+
+def find_run(settings: Settings, config: str) -> Run:
+    """The folder of a run to resume, or of a new one: never one that has something in it already.
+
+    A job that SLURM starts again goes on with its own run, which is known by the job's number and the ``config``.
+    """
     name, out = settings.name or default_name(settings), Path(settings.out)
     if settings.resume == ALONE:
         runs = [Run(folder) for folder in _versions(out, name)]
@@ -90,9 +100,18 @@ def find_run(settings: Settings) -> Run:
         return _named(Path(settings.resume))
     folder = out / name
     taken = [version for version in _versions(out, name) if version.exists()]
+    own = [Run(version) for version in taken if slurm.is_restarted() and _is_own(version, config)]
+    if own:
+        return Run(own[-1].folder, own[-1].last if own[-1].last.is_file() else None)
     if taken:
         folder = out / f"{name}-run{_number(taken[-1], name) + 1}"
     return Run(folder)
+
+
+def _is_own(folder: Path, config: str) -> bool:
+    path = folder / "config.yaml"
+    text = path.read_text() if path.is_file() else ""
+    return _job_line() in text.splitlines() and text.endswith(config)
 
 
 def _named(path: Path) -> Run:

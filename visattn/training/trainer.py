@@ -15,12 +15,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from visattn.training.checkpoints import SafeCheckpointIO
-from visattn.training.interruption import Interruption
+from visattn.training.interruption import Interruption, take_over
 from visattn.training.parsing import devices
 from visattn.training.progress import TrainingProgress
 from visattn.training.record import MONITOR, Record
 from visattn.training.runs import Run
 from visattn.training.settings import Settings
+from visattn.training.signals import Signals
 
 SHARDED = "fsdp"
 
@@ -35,7 +36,7 @@ class Sharding(ModelParallelStrategy):
 
 
 def create_trainer(
-    settings: Settings, run: Run, extra: Mapping[str, Any], callbacks: Sequence[Callback] = ()
+    settings: Settings, run: Run, extra: Mapping[str, Any], signals: Signals, callbacks: Sequence[Callback] = ()
 ) -> Trainer:
     """A trainer for a run.
 
@@ -43,6 +44,7 @@ def create_trainer(
         settings: of the run.
         run: its folder.
         extra: Lightning's own arguments; they win over the settings. Callbacks and loggers come on top.
+        signals: end the run.
         callbacks: further ones.
     """
     quiet()
@@ -54,7 +56,7 @@ def create_trainer(
         *([] if loggers is False else [LearningRateMonitor("step")]),
         *_recipe(settings),
         *callbacks,
-        Interruption(run),
+        Interruption(run, signals),
         Record(run, progress.finish_epoch),
     ]
     theirs = extra.pop("callbacks", None)
@@ -77,13 +79,15 @@ def create_trainer(
     }
     if arguments["strategy"] == SHARDED:
         arguments["strategy"] = Sharding(save_distributed_checkpoint=False)  # any number of processes can load it
-    return Trainer(
+    trainer = Trainer(
         callbacks=[*own, *_others(theirs)],
         logger=loggers is not False
         and [TensorBoardLogger(run.folder, name="tensorboard", version=""), *_others(loggers)],
         plugins=[SafeCheckpointIO(), *_others(plugins)],
         **arguments,
     )
+    take_over(trainer, signals)
+    return trainer
 
 
 def _others(given: Any) -> list[Any]:

@@ -1,0 +1,331 @@
+"""Whoever needs the machine sends a signal first: a run saves its state, says how to go on, and claims no success."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training import TINY, assert_same_weights, checkpoint, start, train, wait_for
+from visattn.cli import train as command
+from visattn.cli.train import main
+from visattn.training import slurm
+from visattn.training.checkpoints import SafeCheckpointIO
+from visattn.training.classifier import Classifier
+
+LIGHTNING = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*")
+ACCUMULATED = [*TINY, "--accumulate", "2", "--trainer.limit_train_batches", "6"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """Threads that wait for each other cost more than these small networks, if the machine has other work as well."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def undrawn(elsewhere, monkeypatch):
+    """A folder of its own to work in, for runs that leave out their last pictures."""
+    monkeypatch.setattr(command, "draw_outcome", lambda *_: None)
+    return elsewhere
+
+
+def once(function, number, at=1):
+    """The function, with a signal to this process in its n-th call."""
+    calls = iter(range(1, 1000))
+
+    def signalled(*given, **options):
+        if next(calls) == at:
+            os.kill(os.getpid(), number)
+        return function(*given, **options)
+
+    return signalled
+
+
+# In one process, at every stage of a run.
+
+
+@LIGHTNING
+@pytest.mark.parametrize(
+    ("place", "name", "at", "steps"),
+    [
+        (Classifier, "training_step", 2, 1),  # of six batches, two for a step
+        (Classifier, "training_step", 3, 2),
+        (Classifier, "validation_step", 1, 3),  # at the end of an epoch, which is saved anyway
+        (SafeCheckpointIO, "save_checkpoint", 1, 3),
+    ],
+    ids=["step", "accumulating", "validating", "saving"],
+)
+def test_a_run_is_stopped_between_two_steps(undrawn, monkeypatch, capsys, place, name, at, steps):
+    assert main([*ACCUMULATED, "--name", "whole"]) == 0, capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        patched.setattr(place, name, once(getattr(place, name), signal.SIGTERM, at))
+        assert main([*ACCUMULATED, "--name", "parts"]) == 143
+    assert "stopped and saved; go on with: python train.py --resume runs/parts" in capsys.readouterr().out
+    assert checkpoint(undrawn / "runs" / "parts")["global_step"] == steps
+    assert main(["--resume", "runs/parts"]) == 0, capsys.readouterr().err
+    assert_same_weights(undrawn / "runs" / "parts", undrawn / "runs" / "whole")
+
+
+@LIGHTNING
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_before_training_there_is_nothing_to_save(elsewhere, monkeypatch, capsys, number):
+    monkeypatch.setattr(command, "create_classifier", once(command.create_classifier, number))
+    before = signal.getsignal(number)
+    assert main(TINY) == 128 + number
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "stopped before training began: nothing to save\n")
+    assert not (elsewhere / "runs").exists()
+    assert signal.getsignal(number) is before
+
+
+@LIGHTNING
+def test_a_resumed_run_that_is_stopped_before_its_first_step_still_has_its_state(undrawn, monkeypatch, capsys):
+    assert main([*TINY, "--epochs", "1"]) == 0, capsys.readouterr().err
+    monkeypatch.setattr(Classifier, "configure_optimizers", once(Classifier.configure_optimizers, signal.SIGTERM))
+    assert main([*TINY, "--resume"]) == 143
+    assert "stopped and saved; go on with:" in capsys.readouterr().out
+    assert checkpoint(undrawn / "runs" / "test_resnet_eca-digits")["global_step"] == 4
+
+
+@LIGHTNING
+def test_the_last_step_of_all_is_followed_by_the_end(undrawn, monkeypatch, capsys):
+    monkeypatch.setattr(Classifier, "training_step", once(Classifier.training_step, signal.SIGTERM, 3))
+    assert main([*TINY, "--name", "short", "--trainer.max_steps", "3"]) == 0, capsys.readouterr().err
+    assert (undrawn / "runs" / "short" / "model.safetensors").exists()
+
+
+@LIGHTNING
+@pytest.mark.usefixtures("undrawn")
+def test_the_progress_bar_gives_the_terminal_back(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes anything for a terminal then
+    monkeypatch.setattr(Classifier, "training_step", once(Classifier.training_step, signal.SIGTERM))
+    assert main([*TINY, "--name", "parts"]) == 143
+    said = capsys.readouterr().out
+    assert said.count("\x1b[?25l") == said.count("\x1b[?25h") == 1  # the cursor, hidden and shown
+    assert said.endswith("go on with: python train.py --resume runs/parts\n")
+
+
+@LIGHTNING
+def test_the_pictures_at_the_end_are_finished(elsewhere, monkeypatch, capsys):
+    monkeypatch.setattr(command, "draw_outcome", once(command.draw_outcome, signal.SIGTERM))
+    assert main([*TINY, "--name", "drawn"]) == 0, capsys.readouterr().err
+    files = {path.name for path in (elsewhere / "runs" / "drawn").iterdir()}
+    assert files >= {"model.safetensors", "model.json", "heatmaps.png", "curves.png", "confusion.png"}
+    assert "runs/drawn/" in capsys.readouterr().out
+
+
+# SLURM.
+
+
+@pytest.fixture
+def job(undrawn, monkeypatch):
+    """A job of SLURM's, and what its ``scontrol`` was asked for."""
+    for key, value in {"JOB_ID": 4242, "NTASKS": 1, "PROCID": 0, "LOCALID": 0, "NODEID": 0, "JOB_NAME": "t"}.items():
+        monkeypatch.setenv(f"SLURM_{key}", str(value))
+    folder = undrawn / "bin"
+    folder.mkdir()
+    (folder / "scontrol").write_text('#!/bin/sh\necho "$@" >> asked\n')
+    (folder / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return undrawn
+
+
+@LIGHTNING
+def test_slurm_is_asked_to_start_the_job_again_and_the_run_goes_on(job, monkeypatch, capsys):
+    (job / "runs" / "mine").mkdir(parents=True)  # somebody else's
+    arguments = [*TINY, "--name", "mine"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Classifier, "training_step", once(Classifier.training_step, signal.SIGUSR1, 6))
+        assert main(arguments) == 128 + signal.SIGUSR1
+    run = job / "runs" / "mine-run2"
+    assert "SLURM will start job 4242 again" in capsys.readouterr().out
+    assert (job / "asked").read_text() == "requeue 4242\n"
+    assert checkpoint(run)["global_step"] == 6
+    assert sorted(path.name for path in run.rglob("*.ckpt")) == ["best.ckpt", "last.ckpt"]
+
+    assert main([*arguments, "--seed", "1"]) == 0  # the same job runs another command
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert main(arguments) == 0, capsys.readouterr().err
+    assert f"going on from {Path('runs') / 'mine-run2' / 'checkpoints' / 'last.ckpt'}" in capsys.readouterr().out
+    assert sorted(path.name for path in (job / "runs").iterdir()) == ["mine", "mine-run2", "mine-run3"]
+    monkeypatch.setenv("SLURM_JOB_ID", "4243")
+    assert main([*arguments, "--epochs", "2"]) == 0  # never seen before, whatever SLURM says
+    assert_same_weights(job / "runs" / "mine-run4", run)
+
+
+@LIGHTNING
+def test_slurm_may_refuse(job, monkeypatch, capsys):
+    (job / "bin" / "scontrol").write_text("#!/bin/sh\necho Requested operation is not allowed >&2; exit 1\n")
+    monkeypatch.setattr(Classifier, "training_step", once(Classifier.training_step, signal.SIGUSR1))
+    assert main(TINY) == 128 + signal.SIGUSR1
+    said = capsys.readouterr().out
+    assert "stopped and saved; go on with:" in said
+    assert "scontrol requeue 4242 failed: Requested operation is not allowed" in said
+
+
+def test_a_task_of_an_array_has_a_number_of_its_own(job, monkeypatch):
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert slurm.requeue() == "SLURM will start job 77_3 again"
+    assert (job / "asked").read_text() == "requeue 77_3\n"
+    monkeypatch.setenv("PATH", str(job))
+    assert slurm.requeue() == "scontrol requeue 77_3 failed: No such file or directory"
+
+
+# Real processes.
+
+
+@pytest.mark.slow
+def test_nothing_but_a_line_is_left_of_a_run_stopped_while_it_starts(tmp_path):
+    process = start(*TINY, cwd=tmp_path)
+    time.sleep(1)  # importing torch and Lightning takes longer
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said) == (143, "stopped before training began: nothing to save\n")
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_process_that_waits_for_another_one(tmp_path):
+    script = tmp_path / "waits.py"
+    script.write_text(
+        "import datetime, torch\n"
+        "from visattn.training.signals import On, Signals\n"
+        "with Signals() as signals:\n"
+        "    signals.first = On.NOTE\n"
+        "    store = torch.distributed.TCPStore('127.0.0.1', 0, is_master=True)\n"
+        "    print('waiting', flush=True)\n"
+        "    store.wait(['never'], datetime.timedelta(seconds=300))\n"
+    )
+    process = start(cwd=tmp_path, script=script)
+    wait_for(process, "waiting")
+    for _ in range(2):  # some send a signal twice
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2.5)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said) == (143, "")
+
+
+# train.py, which waits in a step until it may go on, keeps each process's number and exit code, and takes note if
+# processes make each other's devices wait.
+HELD = """
+import os, sys, time
+from pathlib import Path
+
+import torch.distributed
+from lightning.pytorch.strategies import DDPStrategy
+
+from visattn.cli.train import main
+from visattn.training.classifier import Classifier
+
+def noted(function):
+    def call(*given, **options):
+        Path("waited").write_text(function.__qualname__)
+        return function(*given, **options)
+    return call
+
+torch.distributed.broadcast = noted(torch.distributed.broadcast)
+DDPStrategy.reduce_boolean_decision = noted(DDPStrategy.reduce_boolean_decision)
+step = Classifier.training_step
+
+def training_step(self, *given):
+    if Path(f"hold_{self.global_step}").exists():
+        print("holding", flush=True)
+        while Path(f"hold_{self.global_step}").exists():
+            time.sleep(0.01)
+    return step(self, *given)
+
+Classifier.training_step = training_step
+rank = os.environ.get("LOCAL_RANK", "0")
+Path(f"process_{rank}").write_text(str(os.getpid()))
+code = main()
+Path(f"code_{rank}").write_text(str(code))
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+    (tmp_path / "held.py").write_text(HELD)
+    return tmp_path
+
+
+def signal_within_step(folder, step, send, *arguments, launcher=()):
+    """Go on with a run and send it SIGTERM when it has done so many steps; returns its exit code and what it said."""
+    (folder / f"hold_{step}").touch()
+    process = start(*arguments, "--name", "parts", "--resume", cwd=folder, script=folder / "held.py", launcher=launcher)
+    wait_for(process, "holding")
+    send(process)
+    time.sleep(0.5)  # torchrun passes it on
+    (folder / f"hold_{step}").unlink()
+    said, _ = process.communicate(timeout=120)
+    assert said.count("stopped and saved; go on with: python train.py --resume runs/parts") == 1, said
+    return process.returncode, said
+
+
+def everybody(process):
+    os.killpg(process.pid, signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_data_workers_keep_working_until_the_step_is_saved(held):
+    code, said = signal_within_step(held, 5, everybody, *TINY, "--workers", "2")
+    assert code == 143
+    assert "Traceback" not in said
+    assert "Error" not in said
+    assert checkpoint(held / "runs" / "parts")["global_step"] == 6
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+SEVERAL = [
+    "--model", "test_vit", "--attn", "se", "--image-size", "64", "--batch-size", "8", "--epochs", "2", "--devices", "2",
+    "--strategy", "ddp", "--film-every", "0", "--trainer.accelerator", "cpu", "--trainer.limit_train_batches", "8",
+    "--trainer.limit_val_batches", "1",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_first_process_takes_along_those_it_has_started_and_still_waits_for(tmp_path):
+    process = start(*SEVERAL, cwd=tmp_path)
+    wait_for(process, "writing to")
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)  # until nobody is left who could say anything
+    assert (process.returncode, said) == (143, "stopped before training began: nothing to save\n")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of two processes that is left alone."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(*SEVERAL, "--name", "whole", cwd=folder)
+    return folder / "runs" / "whole"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "rank"), [((), 1), (TORCHRUN, 0)], ids=["lightning", "torchrun"])
+def test_a_signal_to_one_process_or_all_of_them_ends_them_in_the_same_step(held, whole, launcher, rank):
+    def one(_):
+        os.kill(int((held / f"process_{rank}").read_text()), signal.SIGTERM)
+
+    for step, send in ((3, one), (11, everybody)):
+        code, said = signal_within_step(held, step, send, *SEVERAL, launcher=launcher)
+        assert code == (1 if launcher else 143), said  # torchrun has no other one, and a stack trace of its own
+        assert launcher or "Traceback" not in said
+        for each in (0, 1):
+            assert (held / f"code_{each}").read_text() == "143"
+            (held / f"code_{each}").unlink()
+        # Said after a step, done after the next; a process that had not arrived yet says it one step earlier.
+        assert checkpoint(held / "runs" / "parts")["global_step"] - step in (1, 2)
+    train("--resume", "runs/parts", cwd=held, launcher=launcher)
+    assert_same_weights(held / "runs" / "parts", whole)
+    assert not (held / "waited").exists(), (held / "waited").read_text()

@@ -1,0 +1,41 @@
+"""A run as a job of SLURM, which can be put back into the queue."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch import Trainer
+
+
+def job() -> str | None:
+    """The job's number as ``scontrol`` knows it, if this is one."""
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    return os.environ.get("SLURM_JOB_ID")
+
+
+def is_restarted() -> bool:
+    """Whether SLURM has run this job before."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+
+
+def requeue_signal(trainer: Trainer) -> int | None:
+    """The signal by which SLURM announces that the job's time is up, if the job is to be put back into the queue."""
+    environment = trainer._accelerator_connector.cluster_environment
+    if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+        return environment.requeue_signal
+    return None
+
+
+def requeue() -> str:
+    """Ask for another go; returns what came of it."""
+    command = ["scontrol", "requeue", str(job())]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        return f"{' '.join(command)} failed: {error.strerror}"
+    if result.returncode:
+        return f"{' '.join(command)} failed: {' '.join(result.stderr.split()) or result.returncode}"
+    return f"SLURM will start job {job()} again"
