@@ -3,6 +3,7 @@
 from visattn.blocks import create_block, list_blocks, register_block
 from visattn.heatmaps import capture, explain, list_methods
 from visattn.models import attach, create_model, detach, load_model, load_state_dict
+from visattn.prediction import predict
 
 __version__ = "0.1.0"
 
@@ -18,5 +19,6 @@ __all__ = [
     "list_methods",
     "load_model",
     "load_state_dict",
+    "predict",
     "register_block",
 ]
