@@ -369,7 +369,9 @@ def test_validation_sees_what_the_command_line_sees(tmp_path, model, options):
     network = create_classifier(settings, source).model
     data = create_data(settings, source, network)
     batches = [data.on_after_batch_transfer(batch, 0)["image"] for batch in data.val_dataloader()]
-    again = Preparation.of(network, json.loads(json.dumps(card(settings, source, data)))["input"])
+    stated = json.loads(json.dumps(card(settings, source, data)))["input"]
+    assert stated.keys() == {"size", "mean", "std", "crop_pct", "crop_mode", "interpolation", "range"}
+    again = Preparation.of(torch.nn.Identity(), stated)  # nothing is left to the model
     assert again == data.preparation
     images = [read_image(path) for path in source.val.paths]
     assert len({image.shape for image in images}) > 6

@@ -29,7 +29,7 @@ SHIFTS = [(0, 0), (2, 0), (-2, 0), (2, 1), (-2, 1)]
 
 
 def preparation(side=96, channels=3, **options):
-    normal = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    normal = {"mean": (0.55, 0.43, 0.36), "std": (0.21, 0.24, 0.25)}
     if channels == 1:
         normal = {"mean": (0.45,), "std": (0.23,)}
     return Preparation((channels, side, side), **normal, **options)

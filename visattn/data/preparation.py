@@ -174,9 +174,8 @@ def _evaluation(preparation: Preparation) -> Callable[[Image.Image], Tensor]:
 @cache
 def _statistics(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Both as (C, 1, 1) in 0..255, made once per device: a GPU would have to be waited for."""
-    with torch.inference_mode(False):
-        means, stds = (torch.tensor([255 * each for each in values]).view(-1, 1, 1) for values in (mean, std))
-        return means.to(device), stds.to(device)
+    means, stds = (torch.tensor([255 * each for each in values]).view(-1, 1, 1) for values in (mean, std))
+    return means.to(device), stds.to(device)
 
 
 def _grey_pixels(pixels: Tensor) -> Tensor:
