@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not found:
         return NOTHING
     if arguments.json:
-        content = {"model": trained.name, "weights": trained.weights, "images": list(map(_entry, found))}
-        print(json.dumps({**content, "left_out": left_out.entries}, indent=2))
+        entries = [_entry(prediction) for prediction in found]
+        print(json.dumps({"model": trained.name, "images": entries, "left_out": left_out.entries}, indent=2))
     else:
         _print_table(found)
     return left_out.code

@@ -77,7 +77,10 @@ def as_rgb(image: InMemory) -> NDArray[np.uint8]:
     if isinstance(image, Image.Image):
         return from_pillow(image)
     if not isinstance(image, np.ndarray):
-        raise TypeError(f"an image is a file, a folder, a picture, an array or a tensor, got {type(image).__name__}")
+        raise TypeError(
+            "an image is a file, a folder, a picture of Pillow's, an array, a tensor, or a list of these, "
+            f"got {type(image).__name__}"
+        )
     if image.dtype != np.uint8 or image.shape[2:] not in ((), (3,)) or image.ndim < 2 or not image.size:
         raise TypeError(f"an array is an image (H, W, 3) or (H, W) of uint8, got {image.dtype} {image.shape}")
     return np.ascontiguousarray(image if image.ndim == 3 else np.repeat(image[..., None], 3, 2))
