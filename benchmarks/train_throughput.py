@@ -24,6 +24,7 @@ from timm.data import create_dataset, create_loader
 
 from visattn.cli.train import main as train
 from visattn.data.datamodule import ImageData
+from visattn.data.preparation import Preparation
 from visattn.data.sources import open_source
 from visattn.training.building import create_classifier, create_data, create_source
 from visattn.training.optimisation import create_optimizer
@@ -57,7 +58,8 @@ def with_a_bare_loop(settings: Settings, steps: int) -> float:
     began = time.perf_counter()
     for batch in itertools.islice(batches.train_dataloader(), steps):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(batches.normalise(batch["image"])), batch["label"], label_smoothing=0.1)
+        images = batches.preparation.normalise(batch["image"])
+        loss = F.cross_entropy(model(images), batch["label"], label_smoothing=0.1)
         loss.backward()
         optimizer.step()
     return steps * settings.batch_size / (time.perf_counter() - began)
@@ -76,13 +78,12 @@ def write_photographs(folder: Path, count: int) -> None:
 
 def our_loader(folder: Path, workers: int) -> Callable[[], Iterable[Any]]:
     """Decode, crop, flip and normalise with visattn."""
-    data = ImageData(
-        open_source("folder", root=str(folder)), size=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),
-        batch_size=32, augment="crop", workers=workers,
-    )  # fmt: skip
+    preparation = Preparation((3, 224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    source = open_source("folder", root=str(folder))
+    data = ImageData(source, preparation, batch_size=32, augment="crop", workers=workers)
     data._position = lambda: (0, 0)  # type: ignore[method-assign]
     loader = data.train_dataloader()
-    return lambda: (data.normalise(batch["image"]) for batch in loader)
+    return lambda: (data.preparation.normalise(batch["image"]) for batch in loader)
 
 
 def timms_loader(folder: Path, workers: int) -> Callable[[], Iterable[Any]]:

@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from visattn.data.augment import AUGMENTATIONS, evaluation_transform, training_transform
+from visattn.data.augment import AUGMENTATIONS, training_transform
 from visattn.data.datamodule import ImageData
 from visattn.data.decode import BadImage
 from visattn.data.loader import IGNORE, Images, Shares, collate
+from visattn.data.preparation import Preparation
 from visattn.data.readers import Files
 from visattn.data.sources import open_source
 from visattn.data.subsets import checksum, read_subset, subset_names
 
-NORMAL = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+
+def square(side, **options):
+    return Preparation((3, side, side), mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), **options)
 
 
 def write_images(folder: Path, count: int, seed: int = 0, suffix: str = ".png") -> None:
@@ -220,7 +223,7 @@ def test_augmentation_is_a_function_of_seed_epoch_and_index(tmp_path, name):
     reader = Files(sorted((tmp_path / "images").iterdir()), [0, 1, 2])
 
     def images(seed, epoch, order):
-        data = Images(reader, training_transform(name, 16), seed)
+        data = Images(reader, training_transform(name, square(16)), seed)
         return {index: data[epoch, index][0] for index in order}
 
     first, again = images(0, 0, [0, 1, 2]), images(0, 0, [2, 0, 1])
@@ -234,30 +237,21 @@ def test_augmentation_is_a_function_of_seed_epoch_and_index(tmp_path, name):
 
 def test_an_unknown_augmentation_is_explained():
     with pytest.raises(ValueError, match=r"unknown augmentation 'colr': did you mean 'colour'"):
-        training_transform("colr", 64)
+        training_transform("colr", square(64))
 
 
-def test_evaluation_keeps_the_middle_and_the_proportions():
-    image = np.zeros((100, 200, 3), np.uint8)
-    image[:, 90:110] = 255
-    out = evaluation_transform(50, 1.0)(image=image)["image"]
-    assert out.shape == (50, 50, 3)
-    assert out[:, 20:30].mean() > 240
-    assert out[:, :18].max() == 0
-
-
-def test_images_are_normalised_as_the_model_expects(folders):
-    data = ImageData(open_source("folder", root=str(folders)), size=16, batch_size=4, workers=0, **NORMAL)
-    image = torch.tensor([0, 128, 255], dtype=torch.uint8).view(1, 3, 1, 1).expand(1, 3, 2, 2)
-    expected = (image.double() / 255 - 0.5) / 0.25
-    torch.testing.assert_close(data.normalise(image).double(), expected, atol=1e-6, rtol=0)
+def test_what_is_not_augmented_is_seen_as_in_validation(folders):
+    reader = open_source("folder", root=str(folders)).val
+    preparation = square(16, crop_pct=0.8, crop_mode="border")
+    image, _ = Images(reader, training_transform("none", preparation), 0)[3, 0]
+    assert np.array_equal(image, preparation.pixels(reader.read(0, 0)[0]))
 
 
 def test_loaders_in_other_processes_give_the_same_batches(folders):
     source = open_source("folder", root=str(folders))
 
     def batches(workers):
-        data = ImageData(source, size=16, batch_size=4, workers=workers, augment="strong", **NORMAL)
+        data = ImageData(source, square(16), batch_size=4, workers=workers, augment="strong")
         data._position = lambda: (3, 0)
         return list(data.train_dataloader())
 
@@ -268,17 +262,17 @@ def test_loaders_in_other_processes_give_the_same_batches(folders):
 
 def test_a_batch_larger_than_the_data_is_explained(folders):
     with pytest.raises(ValueError, match=r"a batch of 64 .* more than the 12 training images: .* to 12"):
-        ImageData(open_source("folder", root=str(folders)), size=16, batch_size=64, workers=0, **NORMAL)
+        ImageData(open_source("folder", root=str(folders)), square(16), batch_size=64, workers=0)
 
 
 def test_examples_come_from_all_over_the_data(folders):
-    data = ImageData(open_source("folder", root=str(folders)), size=16, batch_size=4, **NORMAL)
+    data = ImageData(open_source("folder", root=str(folders)), square(16), batch_size=4)
     assert data.examples(4).labels == [0, 0, 1, 1]
     (folders / "val" / "cat" / "000.png").write_bytes(b"")
     assert data.examples(4).labels == [0, 1, 1]
-    digits = ImageData(open_source("digits"), size=32, batch_size=4, **NORMAL).examples(3)
+    digits = ImageData(open_source("digits"), square(32), batch_size=4).examples(3)
     assert digits.masks[0].shape == (32, 32)
-    assert digits.images[0][digits.masks[0]].min() > 0
+    assert digits.images[0][digits.masks[0]].mean() > 2 * digits.images[0].mean()
 
 
 # webdataset leaves it to the garbage collector to close its files
@@ -300,7 +294,7 @@ def test_shards_are_streamed(tmp_path):
     }
     (tmp_path / "_info.json").write_text(json.dumps({"name": "demo", "splits": splits}))
     source = open_source("wds/demo", root=str(tmp_path), num_classes=3)
-    data = ImageData(source, size=16, batch_size=4, workers=0, **NORMAL)
+    data = ImageData(source, square(16), batch_size=4, workers=0)
     data._position = lambda: (0, 0)
     train = list(data.train_dataloader())
     assert [tuple(batch["image"].shape) for batch in train] == [(4, 3, 16, 16)] * 3

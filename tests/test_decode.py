@@ -136,7 +136,7 @@ def test_avif_agrees_with_pillow():
 @pytest.mark.parametrize("name", ["jpeg", "progressive", "grey jpeg", "png"])
 def test_ordinary_files_do_not_need_pillow(monkeypatch, name):
     monkeypatch.delattr(module, "_open")
-    monkeypatch.delattr(module, "_by_pillow")
+    monkeypatch.delattr(module, "from_pillow")
     assert decode(WHOLE[name]).shape == (H, W, 3)
 
 

@@ -8,20 +8,20 @@ import signal
 import struct
 from pathlib import Path
 
-import albumentations as A
 import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
+from timm.data import create_transform
 
 from tests.training import TINY, assert_same_weights, checkpoint
 from visattn.cli import main as visattn_main
 from visattn.cli.train import main
-from visattn.data import idx, loader
-from visattn.data.augment import AUGMENTATIONS, changes_nothing, evaluation_transform, training_transform
+from visattn.data import idx
+from visattn.data.augment import AUGMENTATIONS, training_transform
 from visattn.data.datamodule import ImageData
-from visattn.data.loader import Images
+from visattn.data.loader import IGNORE, Images
 from visattn.data.preparation import Preparation, normalisation
 from visattn.data.sources import open_source
 from visattn.training.building import create_data
@@ -62,8 +62,9 @@ def root(tmp_path):
     return tmp_path / "data"
 
 
-def mnist(root, **options):
-    data = ImageData(open_source("mnist", root=str(root)), batch_size=8, workers=0, **{"size": 28, **RGB, **options})
+def mnist(root, size=28, **options):
+    preparation = Preparation((3, size, size), **RGB)
+    data = ImageData(open_source("mnist", root=str(root)), preparation, batch_size=8, workers=0, **options)
     data._position = lambda: (0, 0)
     return data
 
@@ -208,55 +209,44 @@ def test_every_augmentation_takes_such_images(root, augment):
 
 
 @pytest.mark.parametrize("data", ["mnist", "digits"])
-def test_what_needs_no_transform_is_the_same_without_it(root, monkeypatch, data):
+def test_what_needs_no_transform_is_the_same_without_it(root, data):
     source = open_source(data, root=str(root))
-    images = Images(source.train, training_transform("none", source.size), 3)
-    keys = [(0, 0), (0, 7), (2, 7), (2, ~7)]
-    quick = [images[key] for key in keys]
-    monkeypatch.setattr(loader, "changes_nothing", lambda *_: False)
-    for (image, label), (expected, same) in zip(quick, [images[key] for key in keys], strict=True):
-        assert np.array_equal(image, expected)
-        assert (image.dtype, label) == (expected.dtype, same)
-
-
-def test_only_what_needs_no_transform_goes_without():
-    image = np.zeros((28, 28, 3), np.uint8)
-    assert changes_nothing(training_transform("none", 28), image)
-    assert not changes_nothing(training_transform("none", 32), image)
-    assert not changes_nothing(training_transform("none", 28), image[:, :20])
-    assert not changes_nothing(evaluation_transform(28, 1.0), image)
-    assert not changes_nothing(A.Compose([A.Resize(28, 28), A.HorizontalFlip(p=0.5)]), image)
-    for name in AUGMENTATIONS:
-        assert changes_nothing(training_transform(name, 28), image) == (name == "none")
+    preparation = Preparation((3, source.size, source.size), **RGB)
+    transform = create_transform(preparation.size, is_training=False, use_prefetcher=True, crop_pct=1.0)
+    images = Images(source.train, training_transform("none", preparation), 3)
+    for epoch, index in [(0, 0), (0, 7), (2, 7), (2, ~7)]:
+        image, label = images[epoch, index]
+        read, same = source.train.read(7 if index < 0 else index, epoch)
+        assert np.array_equal(image, transform(Image.fromarray(read)).permute(1, 2, 0).numpy())
+        assert label == (IGNORE if index < 0 else same)
 
 
 def test_no_transform_is_called_where_none_is_needed(root, monkeypatch):
-    def never(*_args, **_kwargs):
+    def never(_):
         raise AssertionError("slow")
 
+    monkeypatch.setattr("visattn.data.preparation._evaluation", never)
     data = mnist(root)
-    monkeypatch.setattr(type(data.train_transform), "__call__", never)
     assert sum(len(batch["label"]) for batch in data.train_dataloader()) == 40
     assert sum(len(batch["label"]) for batch in data.val_dataloader()) == 20
     with pytest.raises(AssertionError, match="slow"):
         next(iter(mnist(root, size=32).train_dataloader()))
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_grey_inputs_are_pillows(root, channels_last):
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_grey_inputs_are_pillows(memory_format):
     colours = np.random.default_rng(0).integers(0, 256, (4, 24, 31, 3), dtype=np.uint8)
-    data = mnist(root, mean=(0.3,), std=(0.2,), channels_last=channels_last)
-    seen = data.normalise(torch.from_numpy(colours).permute(0, 3, 1, 2))
+    preparation = Preparation((1, 24, 31), (0.3,), (0.2,))
+    seen = preparation.normalise(torch.from_numpy(colours).permute(0, 3, 1, 2), memory_format)
     pillows = np.stack([np.array(Image.fromarray(image).convert("L")) for image in colours])
     expected = (torch.from_numpy(pillows)[:, None].double() / 255 - 0.3) / 0.2
     torch.testing.assert_close(seen.double(), expected, rtol=0, atol=1e-5)  # half a grey level is 0.01
-    heatmaps = Preparation((1, 24, 31), (0.3,), (0.2,))
-    torch.testing.assert_close(seen, torch.stack([heatmaps.tensor(image) for image in colours]), rtol=0, atol=1e-5)
+    assert torch.equal(seen, preparation.batch(list(colours)))
 
 
-def test_grey_images_keep_their_values(root):
+def test_grey_images_keep_their_values():
     every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
-    values = mnist(root, mean=(0.0,), std=(1.0,)).normalise(every) * 255
+    values = Preparation((1, 16, 16), (0.0,), (1.0,)).normalise(every) * 255
     torch.testing.assert_close(values, torch.arange(256.0).view(1, 1, 16, 16), rtol=0, atol=1e-4)
 
 
@@ -273,14 +263,26 @@ def test_statistics_of_colours_become_those_of_grey():
 def test_a_model_says_itself_how_many_channels_it_has_or_the_settings_do(root):
     source, settings = open_source("mnist", root=str(root)), {"model": "test_resnet", "batch_size": 8}
     model = timm.create_model("test_resnet", in_chans=1)
-    assert create_data(Settings(**settings), source, model).channels == 3  # what timm says, whatever it has built
-    assert create_data(Settings(**settings, model_options={"in_chans": 1}), source, model).mean == (0.5,)
+
+    def preparation(**options):
+        return create_data(Settings(**settings, **options), source, model).preparation
+
+    assert preparation().size == (3, 28, 28)  # what timm says, whatever it has built
+    assert preparation(model_options={"in_chans": 1}).mean == (0.5,)
     model.pretrained_cfg |= {"input_size": (1, 28, 28)}
-    assert create_data(Settings(**settings), source, model).channels == 1
+    assert preparation().size == (1, 28, 28)
     model.pretrained_cfg |= {"mean": (0.1307,), "std": (0.3081,)}
-    data = create_data(Settings(**settings), source, model)
-    assert (data.channels, data.mean, data.std) == (1, (0.1307,), (0.3081,))
-    assert model(data.normalise(next(iter(data.val_dataloader()))["image"])).shape == (8, 1000)
+    assert (preparation().mean, preparation().std) == ((0.1307,), (0.3081,))
+    pixels = next(iter(create_data(Settings(**settings), source, model).val_dataloader()))["image"]
+    assert model(preparation().normalise(pixels)).shape == (8, 1000)
+
+
+def test_images_with_a_natural_size_are_seen_whole(root):
+    model = timm.create_model("test_resnet")
+    assert Preparation.of(model).crop_pct < 1
+    for size, source in ((None, "mnist"), (40, "mnist"), (None, "digits")):
+        settings = Settings(model="test_resnet", batch_size=8, image_size=size)
+        assert create_data(settings, open_source(source, root=str(root)), model).preparation.crop_pct == 1
 
 
 @LIGHTNING
@@ -304,7 +306,7 @@ def test_a_run_on_mnist_from_its_first_step_to_its_heatmaps(root, tmp_path, monk
         ask = ["heatmap", "--weights", f"runs/{place}", "--image", "digit.png", "--out", "out", "--method", "gradcam"]
         assert visattn_main(ask) == 0, capsys.readouterr().err
         said = json.loads(Path("out/manifest.json").read_text())["input"]
-        assert said == {"size": [channels, 28, 28], "mean": [0.5] * channels, "std": [0.5] * channels}
+        assert said == {key: value for key, value in card["input"].items() if key != "range"}
         assert np.load("out/digit_gradcam.npy").shape == (28, 28)
 
 

@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "visattn"
 
 # Top to bottom; a module may import from its own layer and from those below.
 LAYERS = [
-    "__main__", "cli", "evaluate", "heatmaps", "report", "training", "data", "models", "hard", "blocks", "core",
-    "counting", "registry", "files",
+    "__main__", "cli", "prediction", "evaluate", "heatmaps", "report", "training", "data", "models", "hard", "blocks",
+    "core", "counting", "registry", "files",
 ]  # fmt: skip
 
 # Where a package may be imported; packages that are not listed may be imported anywhere.

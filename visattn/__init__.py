@@ -3,6 +3,7 @@
 from visattn.blocks import create_block, list_blocks, register_block
 from visattn.heatmaps import capture, explain, list_methods
 from visattn.models import attach, attachments, create_model, detach, load_model, load_state_dict, save_model
+from visattn.prediction import predict
 
 __version__ = "0.1.0"
 
@@ -19,6 +20,7 @@ __all__ = [
     "list_methods",
     "load_model",
     "load_state_dict",
+    "predict",
     "register_block",
     "save_model",
 ]

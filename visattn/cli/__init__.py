@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import visattn
-from visattn.cli import blocks, heatmap
+from visattn.cli import blocks, heatmap, predict
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a model (visattn train --help)", add_help=False)
     heatmap.add_command(commands)
+    predict.add_command(commands)
     blocks.add_command(commands)
     arguments = parser.parse_args(argv)
     try:

@@ -92,10 +92,7 @@ class Examiner:
     def examine(self, names: Sequence[str], images: Sequence[NDArray[np.uint8]]) -> list[Finding]:
         """All that is asked, for some images (H, W, 3)."""
         question = self.question
-        if not images:
-            return []
-        x = torch.stack([self.preparation.tensor(image) for image in images])
-        x = x.to(next(self.model.parameters()).device)
+        x = self.preparation.batch(images).to(next(self.model.parameters()).device)
         with torch.no_grad():
             probabilities = classifier_output(self.model(x)).float().softmax(1).cpu()
         explained: dict[str, Explanation] = {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
+
+from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, add_inputs, batches, named_images, named_model
 
 if TYPE_CHECKING:
     from visattn.cli.findings import Question
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 DEFAULT = ("rollout", "chefer", "gradcam", "gates", "glimpses")  # those of them that fit
 WITH_PATCHES = 24  # images, up to which the page has the relations of patches
 ON_SHEETS = 96  # images on the comparison sheets and the page
-DONE, PARTLY, NOTHING = 0, 1, 2
 
 EPILOG = f"""\
 examples:
@@ -46,13 +46,7 @@ def add_command(commands: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", metavar="NAME", help="a timm or visattn model; pretrained unless --weights is given")
-    parser.add_argument(
-        "--weights",
-        metavar="PATH",
-        help="folder of a run, its .ckpt, or a state dict (.safetensors, .pth)",
-    )
-    parser.add_argument("--image", metavar="PATH", nargs="+", action="extend", required=True, help="files and folders")
+    add_inputs(parser)
     parser.add_argument(
         "--method", metavar="A,B", help=f"see visattn.list_methods [those of {','.join(DEFAULT)} that fit]"
     )
@@ -62,57 +56,37 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--out", metavar="FOLDER", default="heatmaps", help="where to write [heatmaps]")
     parser.add_argument("--layers", metavar="L,M", help="a grid of single heads: names or numbers of layers, or all")
     parser.add_argument("--heads", metavar="H,I", help="the same for these heads: numbers, or all")
-    parser.add_argument("--batch-size", metavar="N", type=int, default=8, help="images at a time [8]")
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, ... [cuda if there is one]")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Make the heatmaps."""
+    from dataclasses import asdict
     from pathlib import Path
 
     import torch
-    from rich.console import Console
-    from rich.progress import Progress
 
     from visattn.cli.findings import Examiner, Finding
-    from visattn.cli.images import Stems, find_images
     from visattn.cli.outputs import KINDS, make_folder, write_finding, write_manifest
-    from visattn.data.decode import BadImage, read_image
-    from visattn.data.preparation import Preparation
+    from visattn.cli.stems import Stems
     from visattn.heatmaps import METHODS
-    from visattn.models.saved import open_trained
     from visattn.report.page import write_page
     from visattn.report.sheets import draw_comparison
 
-    left_out: list[dict[str, str]] = []
-
-    def leave_out(what: str, why: str) -> None:
-        print(f"visattn: {' '.join(f'{what}: {why}'.split())}", file=sys.stderr)
-        left_out.append({"what": what, "why": why})
-
     # Whatever can be wrong with the request is said before anything is computed.
-    if arguments.batch_size < 1:
-        raise ValueError(f"--batch-size must be at least 1, got {arguments.batch_size}")
+    left_out = LeftOut()
     methods = _names(arguments.method)
     for name in methods or ():
         METHODS[name]
     out = Path(arguments.out)
-    paths, missing = find_images(arguments.image)
-    for what, why in missing:
-        leave_out(what, why)
+    paths = named_images(arguments, left_out)
     if not paths:
         return NOTHING
     make_folder(out)
-    device = _device(arguments.device)
-    console = Console(stderr=True)
-    with console.status("opening the model"):  # on a terminal
-        trained = open_trained(arguments.model, arguments.weights)
-    trained.model.to(device)
-    preparation = Preparation.of(trained.model, trained.input)
+    trained, preparation = named_model(arguments)
     question, reasons = _question(arguments, methods, trained, preparation, len(paths))
     for what, why in reasons.items():
-        leave_out(what, why)
+        left_out.add(what, why)
     if not question.methods and not question.heads:
         return NOTHING
 
@@ -122,27 +96,18 @@ def run(arguments: argparse.Namespace) -> int:
     findings: list[Finding] = []
     entries: list[dict[str, Any]] = []
     layers: dict[str, list[str]] = {}
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("images", total=len(paths))
-        for start in range(0, len(paths), arguments.batch_size):
-            batch = []
-            for path in paths[start : start + arguments.batch_size]:
-                try:
-                    batch.append((path, read_image(path)))
-                except BadImage as error:
-                    leave_out(error.path, error.reason)
-            try:
-                found = examiner.examine([path.name for path, _ in batch], [image for _, image in batch])
-            except torch.OutOfMemoryError as error:
-                raise ValueError("the device has not enough memory: lower --batch-size") from error
-            for (path, _), finding in zip(batch, found, strict=True):
-                files = write_finding(out, stems.of(path), finding)
-                entries.append({"file": str(path), **finding.said, "files": files})
-                layers |= {method: list(names) for method, names in finding.layers.items()}
-            findings += found[: max(ON_SHEETS - len(findings), 0)]
-            progress.advance(task, min(arguments.batch_size, len(paths) - start))
+    for batch in batches(arguments, paths, left_out):
+        try:
+            found = examiner.examine([path.name for path, _ in batch], [image for _, image in batch])
+        except torch.OutOfMemoryError as error:
+            raise ValueError("the device has not enough memory: lower --batch-size") from error
+        for (path, _), finding in zip(batch, found, strict=True):
+            files = write_finding(out, stems.of(path), finding)
+            entries.append({"file": str(path), **finding.said, "files": files})
+            layers |= {method: list(names) for method, names in finding.layers.items()}
+        findings += found[: max(ON_SHEETS - len(findings), 0)]
     for what, why in examiner.failures.items():
-        leave_out(what, why)
+        left_out.add(what, why)
     if not entries:
         return NOTHING
 
@@ -156,18 +121,18 @@ def run(arguments: argparse.Namespace) -> int:
         {
             "model": trained.name,
             "weights": trained.weights,
-            "input": {"size": preparation.size, "mean": preparation.mean, "std": preparation.std},
+            "input": asdict(preparation),
             "methods": {method: {"of_class": METHODS[method].of_class, "layers": layers[method]} for method in layers},
             "images": entries,
             "sheets": [sheet.name for sheet in sheets],
             "page": "index.html",
-            "left_out": left_out,
+            "left_out": left_out.entries,
             "versions": _versions(torch),
         },
     )
     some = f" (the first {ON_SHEETS} of them)" if len(entries) > ON_SHEETS else ""
     print(f"{len(entries)} image{'s' if len(entries) > 1 else ''}{some}: {out / 'index.html'}")
-    return PARTLY if left_out else DONE
+    return left_out.code
 
 
 def _question(
@@ -231,18 +196,6 @@ def _head(name: str) -> int:
     if isinstance(number, str):
         raise ValueError(f"--heads are numbers or all, got {name!r}")
     return number
-
-
-def _device(name: str | None) -> Any:
-    import torch
-
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"--device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
-    return torch.device(name)
 
 
 def _versions(torch: Any) -> dict[str, str]:

@@ -51,7 +51,7 @@ def _way_to_look(model: nn.Module, inputs: Tensor) -> tuple[str, Look]:
 
 def _inputs(examples: Examples, data: ImageData) -> Tensor:
     images = torch.from_numpy(np.stack(examples.images)).permute(0, 3, 1, 2)
-    return data.normalise(images)
+    return data.preparation.normalise(images)
 
 
 def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dict[str, Any]]) -> None:

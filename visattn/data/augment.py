@@ -1,33 +1,30 @@
-"""What happens to an image before a model sees it, by name, with albumentations."""
+"""What happens to an image before a model is trained on it, by name, with albumentations."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TypeAlias
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it would ask the network for a newer version
 
 import albumentations as A
 import cv2
-import numpy as np
-from numpy.typing import NDArray
 
+from visattn.data.preparation import Preparation
 from visattn.registry import Registry
 
-Steps = list[A.BasicTransform | A.BaseCompose]
+Transform: TypeAlias = A.Compose | Preparation
 
-AUGMENTATIONS: Registry[Callable[[int], Steps]] = Registry("augmentation")
-
-
-def _resize(size: int) -> Steps:
-    return [A.Resize(size, size, interpolation=cv2.INTER_LINEAR, area_for_downscale="image")]
+AUGMENTATIONS: Registry[Callable[[Preparation], Transform]] = Registry("augmentation")
 
 
-def _crop(size: int) -> Steps:
+def _cropped(preparation: Preparation, *further: A.BasicTransform | A.BaseCompose) -> A.Compose:
+    """A part of the image, of any size and almost any proportions, perhaps in a mirror."""
     crop = A.RandomResizedCrop(
-        (size, size), scale=(0.08, 1), interpolation=cv2.INTER_LINEAR, area_for_downscale="image"
+        preparation.size[1:], scale=(0.08, 1), interpolation=cv2.INTER_LINEAR, area_for_downscale="image"
     )
-    return [crop, A.HorizontalFlip(p=0.5)]
+    return A.Compose([crop, A.HorizontalFlip(p=0.5), *further])
 
 
 def _jitter() -> A.ColorJitter:
@@ -59,31 +56,18 @@ def _policy() -> A.SomeOf:
     )
 
 
-AUGMENTATIONS.add("none", _resize)
-AUGMENTATIONS.add("crop", _crop)
-AUGMENTATIONS.add("colour", lambda size: [*_crop(size), _jitter()])
-AUGMENTATIONS.add("cutout", lambda size: [*_crop(size), _cutout()])
-AUGMENTATIONS.add("rand", lambda size: [*_crop(size), _policy()])
-AUGMENTATIONS.add("strong", lambda size: [*_crop(size), _policy(), _cutout()])
+AUGMENTATIONS.add("none", lambda preparation: preparation)
+AUGMENTATIONS.add("crop", _cropped)
+AUGMENTATIONS.add("colour", lambda preparation: _cropped(preparation, _jitter()))
+AUGMENTATIONS.add("cutout", lambda preparation: _cropped(preparation, _cutout()))
+AUGMENTATIONS.add("rand", lambda preparation: _cropped(preparation, _policy()))
+AUGMENTATIONS.add("strong", lambda preparation: _cropped(preparation, _policy(), _cutout()))
 
 
-def training_transform(name: str, size: int) -> A.Compose:
-    """The augmentation of a name, to a square of this size.
+def training_transform(name: str, preparation: Preparation) -> Transform:
+    """The augmentation of a name, to the size of the model's input; ``none`` is what validation sees.
 
-    >>> len(training_transform("strong", 224))
+    >>> len(training_transform("strong", Preparation((3, 224, 224), (0.5,), (0.5,))))
     4
     """
-    return A.Compose(AUGMENTATIONS[name](size))
-
-
-def changes_nothing(transform: A.Compose, image: NDArray[np.uint8]) -> bool:
-    """Whether a transform only resizes, and the image has the size already."""
-    steps = transform.transforms
-    return len(steps) == 1 and type(steps[0]) is A.Resize and image.shape[:2] == (steps[0].height, steps[0].width)
-
-
-def evaluation_transform(size: int, crop_pct: float) -> A.Compose:
-    """The middle of the image: the shorter side becomes ``size / crop_pct``, then a square is cut out."""
-    shorter = max(size, int(size / crop_pct))
-    smallest = A.SmallestMaxSize(shorter, interpolation=cv2.INTER_LINEAR, area_for_downscale="image")
-    return A.Compose([smallest, A.CenterCrop(size, size)])
+    return AUGMENTATIONS[name](preparation)

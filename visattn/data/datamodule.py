@@ -13,10 +13,9 @@ import torch
 from lightning.fabric.utilities.data import suggested_max_num_workers
 from lightning.pytorch import LightningDataModule
 from numpy.typing import NDArray
-from torch import Tensor
 from typing_extensions import override
 
-from visattn.data.augment import evaluation_transform, training_transform
+from visattn.data.augment import training_transform
 from visattn.data.decode import BadImage
 from visattn.data.loader import (
     Batch,
@@ -29,7 +28,7 @@ from visattn.data.loader import (
     collate,
     start_worker,
 )
-from visattn.data.preparation import GREY
+from visattn.data.preparation import Preparation
 from visattn.data.shards import StreamSource
 from visattn.data.sources import Anything
 
@@ -50,10 +49,7 @@ class ImageData(LightningDataModule):
 
     Args:
         source: where the images come from.
-        size: side of the square that the model sees.
-        mean: of the model's inputs, per channel; one value for a model of grey images,
-        std: and their standard deviation.
-        crop_pct: share of the image in the middle that is validated on; 1 for all of its shorter side.
+        preparation: how the model wants them.
         batch_size: per process.
         augment: name of the augmentation; None for the source's own.
         workers: processes that load; None for one per core and process.
@@ -65,11 +61,8 @@ class ImageData(LightningDataModule):
     def __init__(
         self,
         source: Anything,
+        preparation: Preparation,
         *,
-        size: int,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        crop_pct: float = 1.0,
         batch_size: int = 64,
         augment: str | None = None,
         workers: int | None = None,
@@ -78,25 +71,13 @@ class ImageData(LightningDataModule):
         channels_last: bool = False,
     ) -> None:
         super().__init__()
-        self.source, self.size, self.batch_size, self.seed = source, size, batch_size, seed
+        self.source, self.preparation, self.batch_size, self.seed = source, preparation, batch_size, seed
         self._check_batch(1)
-        self.train_transform = training_transform(augment or source.augment, size)
-        self.crop_pct = crop_pct
-        if source.size is None:
-            self.val_transform = evaluation_transform(size, crop_pct)
-        else:
-            self.crop_pct = 1.0  # all of it: there is nothing around the object
-            self.val_transform = training_transform("none", size)
-        self.mean, self.std = mean, std
+        self.train_transform = training_transform(augment or source.augment, preparation)
         self.workers = workers
         self.skip_bad = on_bad_image == "skip"
         self.bad: set[str] = set()
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-
-    @property
-    def channels(self) -> int:
-        """Of the model's inputs: 3 for RGB, 1 for grey."""
-        return len(self.mean)
 
     def _position(self) -> tuple[int, int]:
         """Where training stands: the epoch, and how many of its batches an interrupted run has already seen."""
@@ -118,7 +99,7 @@ class ImageData(LightningDataModule):
         training = split == "train"
         trainer = self.trainer
         rank, world = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
-        transform = self.train_transform if training else self.val_transform
+        transform = self.train_transform if training else self.preparation
         workers = self._worker_count(world)
         options: dict[str, Any] = {
             "batch_size": self.batch_size,
@@ -169,18 +150,17 @@ class ImageData(LightningDataModule):
         if isinstance(self.source, StreamSource):
             stream = self.source.stream("val", self.batch_size, self.seed, 0)
             read = list(islice(stream.images(0), count))
-            return Examples([self.val_transform(image=image)["image"] for image, _ in read], [each for _, each in read])
+            return Examples([self.preparation.pixels(image) for image, _ in read], [label for _, label in read])
         found = Examples([], [], None if self.source.mask is None else [])
         for index in np.unique(np.linspace(0, len(self.source.val) - 1, count).astype(int)):
             try:
                 image, label = self.source.val.read(int(index), 0)
             except BadImage:
                 continue
-            found.images.append(self.val_transform(image=image)["image"])
+            found.images.append(self.preparation.pixels(image))
             found.labels.append(label)
             if found.masks is not None and self.source.mask is not None:
-                mask = self.source.mask(int(index)).astype(np.uint8)
-                found.masks.append(self.val_transform(image=mask)["image"] > 0)
+                found.masks.append(self.preparation.mask(self.source.mask(int(index))))
         return found
 
     @override
@@ -200,7 +180,8 @@ class ImageData(LightningDataModule):
     @override
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Normalise; on the device, where it is quick."""
-        return {"image": self.normalise(batch["image"]), "label": batch["label"]}
+        image = self.preparation.normalise(batch["image"], self.memory_format)
+        return {"image": image, "label": batch["label"]}
 
     def report_bad_images(self) -> None:
         """Name and count, over all processes, what was skipped."""
@@ -212,20 +193,6 @@ class ImageData(LightningDataModule):
         if bad:
             more = f"; and {len(bad) - 20} more, named above" if len(bad) > 20 else ""
             log.warning("%d images could not be read and were skipped: %s%s", len(bad), "; ".join(bad[:20]), more)
-
-    def normalise(self, image: Tensor) -> Tensor:
-        """RGB in 0..255 to what the model expects."""
-        if self.channels == 1:
-            image = _grey(image)
-        image = image.to(torch.float32, memory_format=self.memory_format)
-        mean, std = (255 * torch.tensor(each, device=image.device).view(-1, 1, 1) for each in (self.mean, self.std))
-        return image.sub_(mean).div_(std)
-
-
-def _grey(image: Tensor) -> Tensor:
-    """(B, 3, H, W) to (B, 1, H, W), to the last bit as Pillow does it."""
-    red, green, blue = (share * part for share, part in zip(GREY, image.int().split(1, dim=1), strict=True))
-    return red.add_(green).add_(blue).add_(2**15) >> 16
 
 
 def _beginning() -> tuple[int, int]:

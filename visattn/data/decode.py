@@ -135,7 +135,7 @@ def _png(data: bytes, path: str) -> NDArray[np.uint8]:
     width, height, _, colour = struct.unpack_from(">2I2B", data, 16)
     _check_size(width, height, path)
     if colour in PNG_ALPHA or any(chunk[4:8] == b"tRNS" for chunk in chunks):
-        return _by_pillow(_open(PngImageFile, data, path), path)
+        return from_pillow(_open(PngImageFile, data, path), path)
     return _by_opencv(data, path)
 
 
@@ -152,7 +152,7 @@ def _other(data: bytes, path: str) -> NDArray[np.uint8]:
         return _by_opencv(data, path)
     if isinstance(image, TiffImageFile) and image.tag_v2.get(BITSPERSAMPLE, ())[1:2] == (16,):
         return _deep_tiff(image, data, path)
-    return _by_pillow(image, path)
+    return from_pillow(image, path)
 
 
 def _deep_tiff(image: TiffImageFile, data: bytes, path: str) -> NDArray[np.uint8]:
@@ -160,7 +160,7 @@ def _deep_tiff(image: TiffImageFile, data: bytes, path: str) -> NDArray[np.uint8
     if image.tag_v2.get(PLANAR_CONFIGURATION, 1) != 1:
         raise BadImage(path, "16-bit colours in separate planes, which decoders get wrong; save it as PNG")
     if image.mode != "RGB":
-        return _by_pillow(image, path)
+        return from_pillow(image, path)
     bgr = _by_opencv(data, path, cv2.IMREAD_COLOR)  # OpenCV 5.0 takes IMREAD_COLOR_RGB for BGR here
     return np.ascontiguousarray(bgr[..., ::-1])
 
@@ -192,14 +192,15 @@ def _open(kind: type[ImageFile], data: bytes, path: str) -> ImageFile:
         raise BadImage(path, f"{DAMAGED} ({error})") from error
 
 
-def _by_pillow(image: ImageFile, path: str) -> NDArray[np.uint8]:
+def from_pillow(image: Image.Image, path: str = "image") -> NDArray[np.uint8]:
+    """RGB (H, W, 3) of a picture of Pillow's, made in the same way as `decode` does; the picture stays as it is."""
     if image.mode in ("I", "F") and not isinstance(image, PpmImageFile):
         raise BadImage(path, "32 bits per channel; save it with 8 or 16")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image.load()
-        ImageOps.exif_transpose(image, in_place=True)
+        image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I"):
             return np.stack([_to_8_bits(np.asarray(image))] * 3, axis=-1)
         if not image.has_transparency_data:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
 
-import albumentations as A
 import cv2
 import numpy as np
 import torch
@@ -16,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
-from visattn.data.augment import changes_nothing
+from visattn.data.augment import Transform
 from visattn.data.decode import BadImage
+from visattn.data.preparation import Preparation
 from visattn.data.readers import Reader
 from visattn.data.shards import Stream
 
@@ -73,9 +73,9 @@ class Shares(Sampler[Key]):
             yield epoch, int(index)
 
 
-def _augmented(transform: A.Compose, image: NDArray[np.uint8], key: tuple[int, ...]) -> NDArray[np.uint8]:
-    if changes_nothing(transform, image):
-        return image
+def _transformed(transform: Transform, image: NDArray[np.uint8], key: tuple[int, ...]) -> NDArray[np.uint8]:
+    if isinstance(transform, Preparation):
+        return transform.pixels(image)
     rng = np.random.default_rng(key)
     transform.set_random_state(rng, random.Random(int(rng.integers(2**63))))
     return transform(image=image)["image"]
@@ -86,7 +86,7 @@ class Images(Dataset[Item]):
     """A reader's images, transformed; one that cannot be read is given back as the error."""
 
     reader: Reader
-    transform: A.Compose
+    transform: Transform
     seed: int
 
     def __getitem__(self, key: Key) -> Item:
@@ -96,13 +96,13 @@ class Images(Dataset[Item]):
             image, label = self.reader.read(actual, epoch)
         except BadImage as error:
             return error
-        return _augmented(self.transform, image, (self.seed, epoch, actual)), IGNORE if index < 0 else label
+        return _transformed(self.transform, image, (self.seed, epoch, actual)), IGNORE if index < 0 else label
 
 
 class Streamed(IterableDataset[Item]):
     """A stream's images, transformed."""
 
-    def __init__(self, stream: Stream, transform: A.Compose, seed: int) -> None:
+    def __init__(self, stream: Stream, transform: Transform, seed: int) -> None:
         self.stream, self.transform, self.seed = stream, transform, seed
         self.epoch = 0
 
@@ -112,7 +112,8 @@ class Streamed(IterableDataset[Item]):
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
         for number, (image, label) in enumerate(self.stream.images(self.epoch)):
-            yield _augmented(self.transform, image, (self.seed, self.epoch, worker.id if worker else 0, number)), label
+            key = (self.seed, self.epoch, worker.id if worker else 0, number)
+            yield _transformed(self.transform, image, key), label
 
 
 def collate(items: Sequence[Item], *, count_fillers: bool) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import lightning
@@ -11,7 +12,7 @@ from torch import nn
 
 import visattn
 from visattn.data.datamodule import ImageData
-from visattn.data.preparation import normalisation
+from visattn.data.preparation import Preparation
 from visattn.data.sources import Anything, open_source
 from visattn.models import create_model
 from visattn.models.attach import Init
@@ -93,15 +94,15 @@ def create_classifier(settings: Settings, source: Anything, *, resumed: bool = F
 
 
 def create_data(settings: Settings, source: Anything, model: nn.Module) -> ImageData:
-    """Batches for a model, normalised as it expects."""
-    config = resolve_model_data_config(model)
-    mean, std = normalisation(config, (settings.model_options or {}).get("in_chans", config["input_size"][0]))
+    """Batches for a model, prepared as it expects."""
+    size = input_size(settings, source)[0]
+    own = resolve_model_data_config(model)["input_size"][0]
+    known: dict[str, Any] = {"size": ((settings.model_options or {}).get("in_chans", own), size, size)}
+    if source.size is not None:
+        known["crop_pct"] = 1.0  # all of it: there is nothing around the object
     return ImageData(
         source,
-        size=input_size(settings, source)[0],
-        mean=mean,
-        std=std,
-        crop_pct=config["crop_pct"],
+        Preparation.of(model, known),
         batch_size=settings.batch_size,
         augment=settings.augment,
         workers=settings.workers,
@@ -119,11 +120,8 @@ def card(settings: Settings, source: Anything, data: ImageData, model: nn.Module
         "classes": list(source.classes),
         "class_names": list(source.names),
         "input": {
-            "size": [data.channels, data.size, data.size],
-            "range": f"{'grey' if data.channels == 1 else 'RGB'} in 0..1, then (x - mean) / std",
-            "mean": list(data.mean),
-            "std": list(data.std),
-            "crop_pct": data.crop_pct,
+            **asdict(data.preparation),
+            "range": f"{'grey' if data.preparation.size[0] == 1 else 'RGB'} in 0..1, then (x - mean) / std",
         },
         "data": settings.data,
         "versions": {"visattn": visattn.__version__, "lightning": lightning.__version__},

@@ -64,7 +64,8 @@ def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer
     total = sum(parameter.numel() for parameter in classifier.model.parameters())
     parameters = f"{total:,} parameters" if trained == total else f"{trained:,} of {total:,} parameters"
     processes = f" in {trainer.world_size} processes" if trainer.world_size > 1 else ""
-    print(f"{name}, {parameters}, on {settings.data}: {len(source.classes)} classes, {data.size} x {data.size} pixels")
+    pixels = " x ".join(map(str, data.preparation.size[1:]))
+    print(f"{name}, {parameters}, on {settings.data}: {len(source.classes)} classes, {pixels} pixels")
     print(f"{trainer.accelerator.__class__.__name__.removesuffix('Accelerator')}{processes}, writing to {run.folder}/")
     if run.checkpoint is not None:
         print(f"going on from {run.checkpoint}")

@@ -1,0 +1,86 @@
+"""What the commands that look at images have in common: flags, the model, batches of images, and what is left out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from visattn.data.preparation import Preparation
+    from visattn.models.saved import Trained
+
+DONE, PARTLY, NOTHING = 0, 1, 2  # exit codes
+
+
+class LeftOut:
+    """What could not be done and why; said at once, and kept."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, str]] = []
+
+    def add(self, what: str, why: str) -> None:
+        """Say it."""
+        print(f"visattn: {' '.join(f'{what}: {why}'.split())}", file=sys.stderr)
+        self.entries.append({"what": what, "why": why})
+
+    @property
+    def code(self) -> int:
+        """The exit code of a command that has made something."""
+        return PARTLY if self.entries else DONE
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Flags for the model and the images."""
+    parser.add_argument("--model", metavar="NAME", help="a timm or visattn model; pretrained unless --weights is given")
+    parser.add_argument(
+        "--weights",
+        metavar="PATH",
+        help="folder of a run, its .ckpt, or a state dict (.safetensors, .pth)",
+    )
+    parser.add_argument("--image", metavar="PATH", nargs="+", action="extend", required=True, help="files and folders")
+    parser.add_argument("--batch-size", metavar="N", type=int, default=8, help="images at a time [8]")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, ... [cuda if there is one]")
+
+
+def named_images(arguments: argparse.Namespace, left_out: LeftOut) -> list[Path]:
+    """The files of ``--image`` that are there."""
+    from visattn.data.images import find_images
+
+    if arguments.batch_size < 1:
+        raise ValueError(f"--batch-size must be at least 1, got {arguments.batch_size}")
+    paths, missing = find_images(arguments.image)
+    for what, why in missing:
+        left_out.add(what, why)
+    return paths
+
+
+def named_model(arguments: argparse.Namespace) -> tuple[Trained, Preparation]:
+    """The model of ``--model`` and ``--weights``, on its device."""
+    from rich.console import Console
+
+    from visattn.prediction import open_model
+
+    with Console(stderr=True).status("opening the model"):  # on a terminal
+        return open_model(arguments.model, arguments.weights, arguments.device)
+
+
+def batches(
+    arguments: argparse.Namespace, paths: Sequence[Path], left_out: LeftOut
+) -> Iterator[list[tuple[Path, NDArray[np.uint8]]]]:
+    """Images (H, W, 3), with a bar that shows how far it is."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from visattn.data.images import read_batches
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        tracked: Any = progress.track(paths, description="images")
+        yield from read_batches(tracked, arguments.batch_size, lambda error: left_out.add(error.path, error.reason))

@@ -1,0 +1,101 @@
+"""``visattn predict``: what a model takes your images for, as a table or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, add_inputs, batches, named_images, named_model
+
+if TYPE_CHECKING:
+    from visattn.prediction import Prediction
+
+WIDE = 10_000  # letters, more than any name has
+
+EPILOG = f"""\
+examples:
+  visattn predict --weights runs/resnet_cbam-digits --image digit.png
+  visattn predict --model resnet50 --image a.jpg holidays/ --top 3
+  visattn predict --weights runs/mine --image photographs/ --top 1 --json > predictions.json
+
+exit codes:
+  {DONE}  every image was looked at
+  {PARTLY}  some were left out, or the pretrained weights could not be fetched; stderr says what and why
+  {NOTHING}  wrong usage, or nothing could be looked at
+"""
+
+
+def add_command(commands: Any) -> None:
+    """Enter the command into the parser."""
+    parser = commands.add_parser(
+        "predict",
+        help="see what a model takes your images for",
+        description="See what a model takes your images for.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_inputs(parser)
+    parser.add_argument("--top", metavar="N", type=int, default=5, help="classes per image, the most likely first [5]")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict and print."""
+    from visattn.prediction import Predictor
+
+    if arguments.top < 1:
+        raise ValueError(f"--top must be at least 1, got {arguments.top}")
+    left_out = LeftOut()
+    paths = named_images(arguments, left_out)
+    if not paths:
+        return NOTHING
+    trained, preparation = named_model(arguments)
+    predictor = Predictor(trained.model, trained.classes, arguments.top)
+    found: list[Prediction] = []
+    for batch in batches(arguments, paths, left_out):
+        found += predictor(preparation.batch([image for _, image in batch]), [str(path) for path, _ in batch])
+    if not found:
+        return NOTHING
+    if arguments.json:
+        entries = [_entry(prediction) for prediction in found]
+        print(json.dumps({"model": trained.name, "images": entries, "left_out": left_out.entries}, indent=2))
+    else:
+        _print_table(found)
+    return left_out.code
+
+
+def _entry(prediction: Prediction) -> dict[str, Any]:
+    rows = zip(prediction.indices, prediction.labels, prediction.probabilities, strict=True)
+    return {
+        "file": prediction.file,
+        "predictions": [{"index": index, "class": label, "probability": share} for index, label, share in rows],
+    }
+
+
+def _print_table(found: Sequence[Prediction]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    table.add_column("image", overflow="fold")
+    table.add_column("class", overflow="fold")
+    table.add_column("probability", justify="right")
+    for prediction in found:
+        name = _printable(prediction.file or "")
+        for label, share in zip(prediction.labels, prediction.probabilities, strict=True):
+            table.add_row(Text(name), Text(_printable(label)), f"{share:.1%}")
+            name = ""  # once is enough
+        table.add_section()
+    # In a pipe or a file there is no window to fit: keep every row on one line.
+    Console(width=None if sys.stdout.isatty() else WIDE).print(table)
+
+
+def _printable(name: str) -> str:
+    """On one line, with a replacement for what is no text."""
+    return " ".join(os.fsencode(name).decode(errors="replace").split())

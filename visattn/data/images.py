@@ -1,0 +1,86 @@
+"""Images that somebody names: files and folders, or what is in memory already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from visattn.data.decode import BadImage, from_pillow, read_image
+from visattn.data.folders import EXTENSIONS
+
+InMemory: TypeAlias = Image.Image | NDArray[np.uint8]  # (H, W, 3) or (H, W)
+
+MORE = {".avif", ".jp2", ".pgm", ".pbm"}
+OURS = {"comparison.png", "manifest.json"}  # a folder that has them holds heatmaps, not images
+
+
+def find_images(given: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str]]]:
+    """The files, each once, in the order in which they were given; and what is missing, with the reason.
+
+    Args:
+        given: files, and folders to be searched with all that is in them but heatmaps of ours.
+    """
+    found: dict[Path, Path] = {}
+    missing: list[tuple[str, str]] = []
+    for each in given:
+        path = Path(each)
+        files = [path]
+        if path.is_dir():
+            files = _images(path)
+            if not files:
+                missing.append((str(each), f"no images in this folder ({', '.join(sorted(EXTENSIONS | MORE))})"))
+        elif not path.exists():
+            missing.append((str(each), "there is no such file or folder"))
+            continue
+        for file in files:
+            found.setdefault(file.resolve(), file)
+    return list(found.values()), missing
+
+
+def _images(folder: Path) -> list[Path]:
+    """Image files in a folder and in those below it, sorted; hidden ones are left alone."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if set(files) >= OURS:
+            continue
+        known = [name for name in files if os.path.splitext(name)[1].lower() in EXTENSIONS | MORE]
+        found += [Path(place, name) for name in sorted(known) if not name.startswith(".")]
+    return found
+
+
+def read_batches(
+    paths: Iterable[Path], size: int, bad: Callable[[BadImage], None]
+) -> Iterator[list[tuple[Path, NDArray[np.uint8]]]]:
+    """Images (H, W, 3), some at a time; those that cannot be read are reported and left out."""
+    batch = []
+    for path in paths:
+        try:
+            batch.append((path, read_image(path)))
+        except BadImage as error:
+            bad(error)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def as_rgb(image: InMemory) -> NDArray[np.uint8]:
+    """RGB (H, W, 3) of a picture of Pillow's or of an array (H, W, 3) or (H, W)."""
+    if isinstance(image, Image.Image):
+        return from_pillow(image)
+    if not isinstance(image, np.ndarray):
+        raise TypeError(
+            "an image is a file, a folder, a picture of Pillow's, an array, a tensor, or a list of these, "
+            f"got {type(image).__name__}"
+        )
+    if image.dtype != np.uint8 or image.shape[2:] not in ((), (3,)) or image.ndim < 2 or not image.size:
+        raise TypeError(f"an array is an image (H, W, 3) or (H, W) of uint8, got {image.dtype} {image.shape}")
+    return np.ascontiguousarray(image if image.ndim == 3 else np.repeat(image[..., None], 3, 2))

@@ -1,0 +1,224 @@
+"""What a model takes images for: names and probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from visattn.heatmaps.targets import class_names
+from visattn.models.survey import evaluating
+
+if TYPE_CHECKING:
+    from visattn.data.images import InMemory
+    from visattn.data.preparation import Preparation
+    from visattn.models.saved import Trained
+
+Picture: TypeAlias = "str | PathLike[str] | InMemory | Tensor"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model takes one image for.
+
+    Args:
+        labels: names of the classes, the most likely first; their numbers if the names are not known.
+        probabilities: of each,
+        indices: and its number.
+        file: where the image comes from, if it is a file.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    indices: tuple[int, ...]
+    file: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The most likely one."""
+        return self.labels[0]
+
+    @property
+    def probability(self) -> float:
+        """Of the most likely one."""
+        return self.probabilities[0]
+
+    def __repr__(self) -> str:
+        file = "" if self.file is None else f"{self.file}: "
+        said = (f"{label} {share:.1%}" for label, share in zip(self.labels, self.probabilities, strict=True))
+        return f"Prediction({file}{', '.join(said)})"
+
+
+def predict(
+    model: nn.Module | str | PathLike[str],
+    images: Picture | Sequence[Picture],
+    *,
+    top: int = 5,
+    classes: Sequence[str] | None = None,
+    preparation: Preparation | None = None,
+    batch_size: int = 8,
+    device: str | torch.device | None = None,
+) -> list[Prediction]:
+    """What a model takes images for, one :class:`Prediction` per image; the model is left as it was found.
+
+    Args:
+        model: the folder of a run, one of its checkpoints, or a classifier, timm's or yours.
+        images: a file, a folder, a picture of Pillow's, an array (H, W, 3) or (H, W) of uint8, or a tensor (C, H, W) or
+            (B, C, H, W) that is normalised already; or a list of these.
+        top: how many classes of each image.
+        classes: names of the classes in order; a run knows them, and those of ImageNet are known.
+        preparation: how images become tensors. A run has it on its card; for a model that is given as such it is that
+            of timm, so say ``Preparation.of(model, card["input"])`` if the model comes from a run.
+        batch_size: images at a time.
+        device: where to compute what is loaded from a path; cuda if there is one. A model stays where it is.
+
+    >>> import timm
+    >>> model = timm.create_model("test_resnet", num_classes=2)
+    >>> predict(model, torch.zeros(3, 64, 64), classes=("cat", "dog"))[0].indices in ((0, 1), (1, 0))
+    True
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if isinstance(model, str | PathLike):
+        trained, own = open_model(None, str(model), device)
+        predictor = Predictor(trained.model, classes or trained.classes, top)
+        preparation = preparation or own
+    else:
+        if device is not None:
+            raise ValueError("device is for models that are loaded from a path; this one stays where it is: move it")
+        predictor = Predictor(model, classes, top)
+    inputs = _inputs(images, predictor.model, preparation)
+    found: list[Prediction] = []
+    while batch := list(islice(inputs, batch_size)):
+        sizes = {tuple(x.shape) for _, x in batch}
+        if len(sizes) > 1:
+            raise ValueError(f"the images of a batch have different shapes: {', '.join(map(str, sorted(sizes)))}")
+        found += predictor(torch.stack([x for _, x in batch]), [file for file, _ in batch])
+    if not found:
+        raise ValueError("there are no images to look at")
+    return found
+
+
+class Predictor:
+    """Classifies batches with one model.
+
+    Args:
+        model: a classifier.
+        classes: names of its classes in order; those of ImageNet are known.
+        top: how many classes of each image.
+    """
+
+    def __init__(self, model: nn.Module, classes: Sequence[str] | None, top: int) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"the model is a network, or the folder or checkpoint of a run, got {type(model).__name__}")
+        if getattr(model, "num_classes", None) == 0:
+            raise ValueError("the model has no classes (num_classes=0): give it a classifier")
+        if top < 1:
+            raise ValueError(f"top must be at least 1, got {top}")
+        self.model, self.classes, self.top = model, classes, top
+
+    def __call__(self, x: Tensor, files: Sequence[str | None]) -> list[Prediction]:
+        """Predictions for inputs (B, C, H, W) that come from these files."""
+        logits = self._logits(x)
+        classes = self.classes or class_names(logits.shape[1]) or [str(index) for index in range(logits.shape[1])]
+        if len(classes) != logits.shape[1]:
+            raise ValueError(f"{len(classes)} names for the {logits.shape[1]} classes of the model")
+        # The first of equal ones comes first, as in validation.
+        order = logits.sort(dim=1, descending=True, stable=True).indices[:, : self.top]
+        shares = logits.softmax(1).gather(1, order)
+        return [
+            Prediction(tuple(classes[index] for index in indices), tuple(row), tuple(indices), file)
+            for indices, row, file in zip(order.tolist(), shares.tolist(), files, strict=True)
+        ]
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """(B, classes) on the CPU."""
+        like = next((p for p in self.model.parameters() if p.is_floating_point()), x)
+        try:
+            with evaluating(self.model), torch.no_grad():
+                output: Any = self.model(x.to(like.device, like.dtype))
+        except torch.OutOfMemoryError as error:
+            raise ValueError("the device has not enough memory: lower the batch size") from error
+        except (AssertionError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(f"the model does not take images of {_times(x.shape[1:])} ({reason})") from error
+        if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
+            what = f"a tensor {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+            raise ValueError(f"a classifier returns (batch, classes) with two classes or more, this model {what}")
+        logits = output.float().cpu()
+        if not logits.isfinite().all():
+            raise ValueError("the model's numbers for these images are not finite (NaN or infinite)")
+        return logits
+
+
+def open_model(name: str | None, weights: str | None, device: str | torch.device | None) -> tuple[Trained, Preparation]:
+    """A model by name or from a path, on its device, and how its images are prepared."""
+    from visattn.data.preparation import Preparation
+    from visattn.models.saved import open_trained
+
+    place = _device(device)
+    trained = open_trained(name, weights)
+    trained.model.to(place)
+    return trained, Preparation.of(trained.model, trained.input)
+
+
+def _device(name: str | torch.device | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(1, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {str(name)!r} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def _inputs(
+    images: Picture | Sequence[Picture], model: nn.Module, preparation: Preparation | None
+) -> Iterator[tuple[str | None, Tensor]]:
+    """Inputs (C, H, W) one by one, each with its file."""
+    from visattn.data.decode import read_image
+    from visattn.data.images import as_rgb, find_images
+
+    every: Any = images if isinstance(images, list | tuple) else [images]
+    for image in every:
+        if isinstance(image, Tensor):
+            yield from ((None, x) for x in _normalised(image))
+            continue
+        preparation = preparation or _own_preparation(model)
+        if isinstance(image, str | PathLike):
+            paths, missing = find_images([Path(image)])
+            for what, why in missing:
+                raise ValueError(f"{what}: {why}")
+            for path in paths:
+                yield str(path), preparation.batch([read_image(path)])[0]
+        else:
+            yield None, preparation.batch([as_rgb(image)])[0]
+
+
+def _normalised(image: Tensor) -> Iterable[Tensor]:
+    if image.ndim not in (3, 4) or not image.is_floating_point():
+        raise TypeError(
+            f"a tensor is normalised already, (C, H, W) or (B, C, H, W) of floating-point numbers, got {image.dtype} "
+            f"{tuple(image.shape)}; pixels are given as an array"
+        )
+    return image[None] if image.ndim == 3 else image
+
+
+def _own_preparation(model: nn.Module) -> Preparation:
+    from visattn.data.preparation import Preparation
+
+    if not getattr(model, "pretrained_cfg", None):
+        raise ValueError(
+            f"{type(model).__name__} does not say how it wants its images (timm's pretrained_cfg): give preparation=, "
+            "or tensors that are normalised already"
+        )
+    return Preparation.of(model)
+
+
+def _times(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape))
