@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
-from lightning.pytorch.callbacks.weight_averaging import EMAWeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 
+from visattn.training.averaging import Averaging
 from visattn.training.checkpoints import SafeCheckpointIO
 from visattn.training.interruption import Interruption
 from visattn.training.parsing import devices
@@ -96,7 +96,7 @@ def _others(given: Any) -> list[Any]:
 def _recipe(settings: Settings) -> list[Callback]:
     callbacks: list[Callback] = []
     if settings.ema is not None:
-        callbacks.append(EMAWeightAveraging(decay=settings.ema))
+        callbacks.append(Averaging(settings.ema))
     if settings.patience is not None:
         callbacks.append(EarlyStopping(MONITOR, mode="max", patience=settings.patience, check_on_train_epoch_end=True))
     return callbacks
