@@ -1,7 +1,7 @@
 """A GPU that is not there: its tensors are on a device of their own, and whatever would make the host wait is noted.
 
-The numbers are kept in main memory and computed by the CPU. For everything above that, autograd, modules, optimisers and
-Lightning, they are elsewhere: a tensor made without ``device=`` is not there, and one from there has to be brought back.
+The numbers are kept in main memory and computed by the CPU. For everything above that (autograd, modules, optimisers,
+Lightning) they are elsewhere: a tensor made without ``device=`` is not there, and one from there must be brought back.
 """
 
 from __future__ import annotations
@@ -84,16 +84,13 @@ class PretendGPU(TorchDispatchMode):
             self._note(func._schema.name.split("::")[1], args, kwargs, here, there, result_there)
         if device is not None:
             kwargs["device"] = torch.device("cpu")
-        names = {id(each.held): each for each in there}
+        # What an operation changes in place stays the tensor that it was.
+        same: dict[int, Tensor] = {id(each.held): each for each in there} | {id(each): each for each in here}
         held_args, held_kwargs = tree_map_only(Remote, lambda each: each.held, (args, kwargs))
         result = func(*held_args, **held_kwargs)
         if not result_there:
             return result
-        own = {id(each): each for each in here}  # what an operation changes in place stays what it is
-        return tree_map_only(
-            Tensor, lambda each: names.get(id(each), own.get(id(each))) if id(each) in {**names, **own} else Remote(each),
-            result,
-        )  # fmt: skip
+        return tree_map_only(Tensor, lambda each: same[id(each)] if id(each) in same else Remote(each), result)
 
     def _note(self, name: str, args: Any, kwargs: Any, here: Any, there: Any, result_there: bool) -> None:
         if name in COPIES:

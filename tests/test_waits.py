@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback
 from rich.console import Console
 
+import visattn
 from tests.pretend import DEVICE, PretendGPU, strategy
+from visattn.heatmaps.attention import attention, chefer, rollout
+from visattn.heatmaps.request import Request
 from visattn.training import progress
 from visattn.training.building import create_classifier, create_data, create_source
 from visattn.training.classifier import Classifier
@@ -58,11 +61,11 @@ class Waits(Callback):
         self.gpu.waits.clear()
         self._now = now
 
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+    def on_train_batch_start(self, _trainer, module, batch, batch_idx):
         assert {each.device for each in (*module.parameters(), *batch.values())} == {DEVICE}
         self._begin("train", batch_idx)
 
-    def on_validation_batch_start(self, trainer, module, batch, batch_idx, dataloader_idx=0):
+    def on_validation_batch_start(self, _trainer, _module, _batch, batch_idx, _dataloader_idx=0):
         self._begin("validate", batch_idx)
 
     def found(self, *stages):
@@ -103,6 +106,40 @@ def test_no_step_waits_for_the_device(name, terminal):
 def test_no_batch_waits_for_the_device_as_it_is_handed_over():
     found = [wait for wait in fit(**RUNS["convolutions"]).found("train", "validate") if HAND_OVER in wait]
     assert not found, "\n".join(found)
+
+
+ROLLOUTS = {
+    "fused": "test_vit",
+    "written out": "levit_128s",
+    "windows": "swin_tiny_patch4_window7_224",
+    "pooled keys": "pvt_v2_b0",
+    "class attention": "cait_xxs24_224",
+    "padded windows": "volo_d1_224",
+}
+METHODS = (rollout, attention, chefer)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("fused", "written out", "pooled keys") else pytest.mark.slow)
+        for name in ROLLOUTS
+    ],
+)
+def test_nothing_waits_per_layer_after_the_first_call(name):
+    model = visattn.create_model(ROLLOUTS[name], num_classes=5).eval()
+    images = torch.rand(2, *model.pretrained_cfg["input_size"])
+    expected = {method: method(Request(model, images)).maps for method in METHODS}
+    with PretendGPU() as gpu:
+        model.to(DEVICE)
+        for method in METHODS:
+            method(Request(model, images.to(DEVICE)))
+            request = Request(model, torch.rand_like(images).to(DEVICE))
+            gpu.waits.clear()
+            method(request)
+            assert not gpu.waits, "\n".join(gpu.waits)
+            again = method(Request(model, images.to(DEVICE))).maps
+            torch.testing.assert_close(again.cpu(), expected[method])
 
 
 MISTAKES = {

@@ -59,6 +59,9 @@ def create_trainer(
     ]
     theirs = extra.pop("callbacks", None)
     plugins = extra.pop("plugins", None)
+    gpu = extra.get("accelerator", "auto") in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    if gpu:
+        torch.set_float32_matmul_precision(settings.matmul_precision)
     arguments = {
         "max_epochs": settings.epochs,
         "devices": devices(settings.devices),
@@ -67,7 +70,8 @@ def create_trainer(
         "precision": settings.precision,
         "accumulate_grad_batches": settings.accumulate,
         "gradient_clip_val": settings.clip_grad,
-        "sync_batchnorm": extra.get("accelerator", "auto") in ("auto", "gpu", "cuda") and torch.cuda.is_available(),
+        "sync_batchnorm": gpu,
+        "benchmark": True if gpu and not extra.get("deterministic") else None,  # all batches have one size
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 10,
         "use_distributed_sampler": False,  # visattn.data shares the images out itself
