@@ -38,7 +38,7 @@ def train(argv: Sequence[str], prog: str) -> int:
     settings = request.settings
 
     # Images, a model for them, and the images again as this model wants them.
-    source = create_source(settings, first=is_first())
+    source = create_source(settings)
     classifier = create_classifier(settings, source)
     data = create_data(settings, source, classifier.model)
 

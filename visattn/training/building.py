@@ -21,8 +21,8 @@ from visattn.training.settings import Settings
 from visattn.training.trainer import SHARDED
 
 
-def create_source(settings: Settings, *, first: bool = True) -> Anything:
-    """The data that the settings name; ``first`` says whether this process may download them."""
+def create_source(settings: Settings) -> Anything:
+    """The data that the settings name."""
     return open_source(
         settings.data,
         root=settings.root,
@@ -31,7 +31,6 @@ def create_source(settings: Settings, *, first: bool = True) -> Anything:
         val_fraction=settings.val_fraction,
         num_classes=settings.num_classes,
         seed=settings.seed,
-        first=first,
     )
 
 
@@ -65,7 +64,7 @@ def create_classifier(settings: Settings, source: Anything) -> Classifier:
     check_optimizer(settings.optimizer)
     seed_everything(settings.seed, verbose=False)
     arguments = model_arguments(settings, source)
-    try:
+    try:  # every process may ask for the weights at once: the hub's cache locks each file and moves it into place whole
         model = create_model(**arguments, pretrained=settings.pretrained)
     except ValueError:
         raise
