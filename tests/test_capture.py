@@ -329,3 +329,36 @@ def test_what_counts_as_attention():
     assert kinds == {"Attention"}
     assert not any(computes_attention(m) for m in timm.create_model("resnet18").modules())
     assert any(computes_attention(m) for m in timm.create_model("efficientvit_b0").modules())  # linear attention
+
+
+class Rescaled(nn.Module):
+    """Attention whose weights are multiplied by a number before they are used."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+        self.drop = nn.Dropout(0.9)
+
+    def forward(self, x):
+        return self.drop((x @ x.mT).softmax(-1) * self.factor) @ x
+
+
+def test_what_is_a_map_is_found_out_again_when_weights_or_the_mode_change():
+    model, x = Rescaled().eval(), torch.rand(2, 5, 4)
+    distribution = (x @ x.mT).softmax(-1)
+
+    def seen():
+        with visattn.capture(model) as maps:
+            model(x)
+        (weights,) = maps.values()
+        return weights
+
+    for factor, expected in ((1.0, distribution), (1.0001, 1.0001 * distribution), (3.0, distribution)):
+        with torch.no_grad():
+            model.factor.fill_(factor)
+        torch.testing.assert_close(seen(), expected, rtol=0, atol=0)
+    with torch.no_grad():
+        model.factor.fill_(1.0001)
+    torch.testing.assert_close(seen(), 1.0001 * distribution, rtol=0, atol=0)
+    model.train()
+    torch.testing.assert_close(seen(), distribution, rtol=0, atol=0)  # what dropout leaves is none

@@ -46,7 +46,7 @@ def corners(points, size, shape):
 
 @pytest.mark.parametrize(("length", "size"), [(224, 224), (225, 224), (448, 224), (1000, 224), (64, 1), (65, 33)])
 def test_crops_reach_every_pixel_and_are_all_different(length, size):
-    begins = starts(length, size)
+    begins = starts(length, size).tolist()
     assert begins[0] == 0
     assert begins[-1] == length - size
     steps = [after - before for before, after in itertools.pairwise(begins)]
@@ -61,7 +61,7 @@ def test_a_crop_is_worth_the_mean_of_what_it_shows():
     energies = torch.randn(cells, dtype=torch.float64)
     begins = starts(length, size)
     expected = torch.stack([energies.repeat_interleave(length // cells)[b : b + size].mean() for b in begins])
-    weights = shares(torch.tensor(begins, dtype=torch.float64), size, length, cells)
+    weights = shares(begins.double(), size, length, cells)
     torch.testing.assert_close(weights @ energies, expected)
 
 

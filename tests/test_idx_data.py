@@ -182,15 +182,6 @@ def test_a_download_lands_where_it_is_found_again(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["MNIST"]
 
 
-def test_other_processes_wait_and_do_not_download(tmp_path, monkeypatch):
-    def never(*_args, **_kwargs):
-        raise AssertionError("only the first process downloads")
-
-    monkeypatch.setattr(idx.datasets, "MNIST", never)
-    monkeypatch.setattr(idx.time, "sleep", lambda _: write_files(tmp_path / "MNIST" / "raw"))  # the first one is done
-    assert len(open_source("mnist", root=str(tmp_path), first=False).train) == 40
-
-
 def test_a_reader_travels_to_other_processes_without_growing(root):
     reader = open_source("mnist", root=str(root)).train
     assert reader.images.dtype == reader.labels.dtype == np.uint8

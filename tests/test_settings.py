@@ -3,11 +3,14 @@
 from dataclasses import fields
 
 import pytest
+import torch
 import yaml
 
 from visattn.files import configs_folder
 from visattn.training.parsing import parse
+from visattn.training.runs import find_run
 from visattn.training.settings import Settings
+from visattn.training.trainer import create_trainer
 
 CONFIGS = sorted(configs_folder().glob("*.yaml"))
 
@@ -137,3 +140,34 @@ def test_a_recipe_is_complete_and_says_what_to_expect(path):
     assert header[0].startswith(f"# python train.py --config configs/{path.name}")
     for word in ("Hardware:", "Time:", "Score:"):
         assert any(word in line for line in header), word
+
+
+@pytest.fixture
+def untouched():
+    """torch's own switches, put back afterwards."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    yield before
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.benchmark = before[1]
+
+
+def speed(*arguments):
+    """What creating a trainer leaves in torch's switches."""
+    request = parse([*arguments, "--trainer.logger", "false", "--name", "speed"])
+    create_trainer(request.settings, find_run(request.settings), request.trainer)
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*GPU available.*", "ignore:.*pynvml.*")
+def test_a_gpu_is_used_at_full_speed_unless_told_otherwise(untouched, monkeypatch):
+    assert speed() == untouched == speed("--matmul-precision", "medium")  # on the CPU nothing changes
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert speed("--trainer.accelerator", "cpu", "--matmul-precision", "medium") == untouched
+    assert speed() == ("high", True)
+    assert speed("--matmul-precision", "highest", "--trainer.benchmark", "false") == ("highest", False)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        assert speed("--matmul-precision", "medium", "--trainer.deterministic", "true") == ("medium", False)
+    finally:
+        torch.use_deterministic_algorithms(deterministic)

@@ -17,15 +17,12 @@ TINY = [
 ]  # fmt: skip
 
 
+HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
+
+
 def environment() -> dict[str, str]:
     """One thread per process: several run at once on a small machine."""
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONWARNINGS": "default",
-        "PYTHONUNBUFFERED": "1",
-    }
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", "PYTHONUNBUFFERED": "1", **HIDDEN}
 
 
 def train(*arguments: str, cwd: Path, check: bool = True, launcher: tuple[str, ...] = (), timeout: int = 300):

@@ -56,7 +56,7 @@ def train(argv: Sequence[str], prog: str, signals: Signals) -> int:
     run = find_run(settings, config)
 
     # Images, a model for them, and the images again as this model wants them.
-    source = create_source(settings, first=is_first())
+    source = create_source(settings)
     classifier = create_classifier(settings, source, resumed=run.checkpoint is not None)
     data = create_data(settings, source, classifier.model)
     classifier.card = card(settings, source, data, classifier.model)

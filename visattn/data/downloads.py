@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 
 from torchvision.datasets.utils import download_url, extract_archive
+
+from visattn.data.once import fetched
 
 
 @dataclass(frozen=True)
@@ -34,23 +35,17 @@ ARCHIVES = {
 }
 
 
-def find_or_download(name: str, root: Path, *, first: bool) -> Path:
-    """The folder with ``train`` and ``val``; of several processes the first one downloads and the others wait."""
-    archive = ARCHIVES[name]
+def find_or_download(name: str, root: Path) -> Path:
+    """The folder with ``train`` and ``val``; of several processes one downloads and the others wait."""
+    return fetched(lambda: _find(name, root), lambda: _download(ARCHIVES[name], root), root / f".{name}.lock")
+
+
+def _find(name: str, root: Path) -> Path | None:
     candidates = [root, *(root / f"{name}2{size}" for size in ("", "-320", "-160"))]
-    for folder in candidates:
-        if (folder / "train").is_dir() and (folder / "val").is_dir():
-            return folder
-    target = root / archive.folder
-    if first:
-        _download(archive, root)
-    while not target.is_dir():
-        time.sleep(1)
-    return target
+    return next((each for each in candidates if (each / "train").is_dir() and (each / "val").is_dir()), None)
 
 
 def _download(archive: Archive, root: Path) -> None:
-    root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as scratch:
         file = Path(scratch, f"{archive.folder}.tgz")
         try:
@@ -63,7 +58,11 @@ def _download(archive: Archive, root: Path) -> None:
         if (digest := _digest(file, archive.algorithm)) != archive.digest:
             raise ValueError(f"{archive.url} is not what it was: its {archive.algorithm} is {digest}")
         extract_archive(str(file), scratch)
-        Path(scratch, archive.folder).rename(root / archive.folder)  # at once, or not at all
+        try:
+            Path(scratch, archive.folder).rename(root / archive.folder)  # at once, or not at all
+        except OSError:
+            if not (root / archive.folder).is_dir():  # another process was quicker, where files cannot be locked
+                raise
 
 
 def _digest(file: Path, algorithm: str) -> str:

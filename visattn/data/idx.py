@@ -6,7 +6,6 @@ import gzip
 import math
 import struct
 import tempfile
-import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torchvision import datasets
 
+from visattn.data.once import fetched
 from visattn.data.readers import Labelled, Source
 
 SIDE = 28
@@ -47,12 +47,9 @@ class GreyImages:
         return image.astype(np.uint8, copy=False), int(self.labels[index])
 
 
-def idx_source(name: str, root: Path, *, first: bool) -> Source:
+def idx_source(name: str, root: Path) -> Source:
     """The 60,000 training images, and the 10,000 test images to validate on."""
-    if first and _find(name, root) is None:
-        _download(name, root)
-    while (files := _find(name, root)) is None:
-        time.sleep(1)  # of several processes the first one downloads and the others wait
+    files = fetched(lambda: _find(name, root), lambda: _download(name, root), root / f".{name}.lock")
     train_images, train_labels, val_images, val_labels = files
     train, val = _read_split(train_images, train_labels), _read_split(val_images, val_labels)
     return Source(train, val, CLASSES[name], size=SIDE, augment="none")
@@ -71,7 +68,6 @@ def _find(name: str, root: Path) -> list[Path] | None:
 
 def _download(name: str, root: Path) -> None:
     target = root / FOLDERS[name] / "raw"
-    root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as scratch:
         try:
             getattr(datasets, FOLDERS[name])(scratch, download=True)

@@ -29,7 +29,6 @@ def open_source(
     val_fraction: float = 0.1,
     num_classes: int | None = None,
     seed: int = 0,
-    first: bool = True,
 ) -> Anything:
     """The images of a name.
 
@@ -42,10 +41,10 @@ def open_source(
         return _shards(data, root, num_classes)
     openers: dict[str, Callable[[], Source]] = {
         "digits": lambda: _digits(difficulty, seed),
-        "mnist": lambda: idx_source(data, Path(root or "data"), first=first),
-        "fashion_mnist": lambda: idx_source(data, Path(root or "data"), first=first),
-        "imagenette": lambda: _wordnet(find_or_download(data, Path(root or "data"), first=first), read_subset(data)),
-        "imagewoof": lambda: _wordnet(find_or_download(data, Path(root or "data"), first=first), read_subset(data)),
+        "mnist": lambda: idx_source(data, Path(root or "data")),
+        "fashion_mnist": lambda: idx_source(data, Path(root or "data")),
+        "imagenette": lambda: _wordnet(find_or_download(data, Path(root or "data")), read_subset(data)),
+        "imagewoof": lambda: _wordnet(find_or_download(data, Path(root or "data")), read_subset(data)),
         "imagenet": lambda: _wordnet(_needed(root, data), read_subset(subset) if subset else None),
         "folder": lambda: folder_source(_needed(root, data), val_fraction),
     }

@@ -148,7 +148,7 @@ class RAM(Decides):
             noise = 2 * torch.rand(shape, generator=generator, device=device) - 1
         else:
             noise = self.sigma * torch.randn(shape, generator=generator, device=device)
-        return noise.to(images.device)
+        return noise.to(images.device, non_blocking=True)
 
     def _look(self, images: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Decision | None]:
         """The last state, where it looked, and what was decided."""

@@ -97,9 +97,7 @@ class Scout(Decides):
                 "take a smaller glimpse_size, or larger images"
             )
         dtype = torch.promote_types(images.dtype, torch.float32)
-        tops, lefts = (
-            torch.tensor(starts(side, self.size), device=images.device, dtype=dtype) for side in (height, width)
-        )
+        tops, lefts = (starts(side, self.size, device=images.device).to(dtype) for side in (height, width))
         count = len(tops) * len(lefts)
         if self.glimpses > count:
             raise ValueError(
@@ -135,18 +133,19 @@ class Scout(Decides):
         if sample:
             return torch.rand(len(images), count, device=images.device).topk(self.glimpses).indices
         generator = torch.Generator().manual_seed(0)
-        return torch.rand(len(images), count, generator=generator).topk(self.glimpses).indices.to(images.device)
+        chosen = torch.rand(len(images), count, generator=generator).topk(self.glimpses).indices
+        return chosen.to(images.device, non_blocking=True)
 
 
-def starts(length: int, size: int) -> list[int]:
+def starts(length: int, size: int, *, device: torch.device | None = None) -> Tensor:
     """First pixels of the crops along a side: at both ends, and evenly between them at most half a crop apart.
 
     >>> starts(448, 224), starts(224, 224), starts(300, 224)
-    ([0, 112, 224], [0], [0, 76])
+    (tensor([  0, 112, 224]), tensor([0]), tensor([ 0, 76]))
     """
     room, step = length - size, max(size // 2, 1)
     steps = -(-room // step)
-    return [0, *((2 * i * room + steps) // (2 * steps) for i in range(1, steps + 1))]
+    return (2 * room * torch.arange(steps + 1, device=device) + steps) // max(2 * steps, 1)
 
 
 def small_size(height: int, width: int, overview: int) -> tuple[int, int]:

@@ -36,8 +36,8 @@ def glimpse(images: Tensor, locations: Tensor, *, size: int, scales: int = 1) ->
     height, width = images.shape[-2:]
     dtype = torch.promote_types(images.dtype, torch.float32)  # half precision cannot tell the pixels of a large image
     sides = [size * 2**scale for scale in range(scales)]
-    points = torch.cat([_offsets(side, images.device, dtype) for side in sides])  # (P, 2), in pixels
-    points = points * torch.tensor([2 / width, 2 / height], device=images.device, dtype=dtype)
+    x, y = torch.cat([_offsets(side, images.device, dtype) for side in sides]).unbind(-1)  # (P,), in pixels
+    points = torch.stack([x * (2 / width), y * (2 / height)], -1)  # (P, 2)
     grid = locations.to(dtype)[:, :, None] + points  # (B, G, P, 2)
     seen = F.grid_sample(images.to(dtype), grid, padding_mode="zeros", align_corners=False)  # (B, C, G, P)
     patches = [

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from visattn.heatmaps.geometry import Geometry, Layer, geometry
 from visattn.heatmaps.interception import Call, intercepting
+from visattn.heatmaps.memory import on_device
 from visattn.heatmaps.propagation import FUSIONS, Propagation, discard_smallest, fuse_heads
 from visattn.heatmaps.request import Request, Result, matching
 from visattn.registry import suggest
@@ -168,7 +169,7 @@ def legrad(request: Request) -> Result:
         ]
         keys = calls[0][0].keys
         assert keys.grid is not None
-        patches = torch.stack(gains).mean(0)[:, keys.index[0] >= 0]
+        patches = torch.stack(gains).mean(0)[:, on_device(keys.patches[0], request.images.device)]
     return Result(patches.unflatten(1, keys.grid.size), tuple(layer.name for layer, _ in calls))
 
 
@@ -223,14 +224,14 @@ def choose_layer(layers: list[Layer], wanted: str | int | None) -> Layer:
 
 def seen_by_readers(layer: Layer, fused: Tensor) -> Tensor:
     """(B, height, width): the weights of those queries that the output reads, or of all, added up over windows."""
-    rows = layer.read if layer.read.any() else torch.ones_like(layer.read)
-    rows = rows.to(fused.device, fused.dtype)
-    received = (fused * rows[..., None]).sum(2)  # (B, windows, Nk)
-    patch = (layer.keys.index >= 0).to(fused.device)
+    rows = on_device(layer.read, fused.device).to(fused.dtype)
+    if not layer.read.any():
+        rows = torch.ones_like(rows)
+    received = (fused * rows[..., None]).sum(2).flatten(1)  # (B, windows * Nk)
+    where, numbers = (on_device(each, fused.device) for each in layer.keys.patches)
     assert layer.keys.grid is not None
     height, width = layer.keys.grid.size
-    total = fused.new_zeros(len(fused), height * width)
-    total.index_add_(1, layer.keys.index.to(fused.device)[patch], received[:, patch])
+    total = fused.new_zeros(len(fused), height * width).index_add_(1, numbers, received[:, where])
     return total.unflatten(1, (height, width)) / rows.sum()
 
 

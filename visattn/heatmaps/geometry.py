@@ -6,13 +6,14 @@ Found once per model and image size, by :mod:`visattn.heatmaps.trace`; there is 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from visattn.heatmaps.interception import Call, Fused, intercepting
-from visattn.heatmaps.memory import remembered
+from visattn.heatmaps.memory import on_device, remembered
 from visattn.heatmaps.trace import IMAGE, Shadow, Tracing, trace
 from visattn.models.survey import sharing_copy
 
@@ -56,6 +57,30 @@ class Tokens:
     def spatial(self) -> bool:
         """Whether any of them is a patch."""
         return self.grid is not None
+
+    @cached_property
+    def padding(self) -> Tensor | None:
+        """(windows, N), which of them are padding; None if none is."""
+        padding = self.index == -1
+        return padding if padding.any() else None
+
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether they are all patches of the grid, each once and in row order."""
+        if self.grid is None or len(self.index) > 1:
+            return False
+        return torch.equal(self.index[0], torch.arange(len(self.grid.rows) * len(self.grid.columns)))
+
+    @cached_property
+    def patches(self) -> tuple[Tensor, Tensor]:
+        """Where the patches are when windows are joined, and their numbers."""
+        where = (self.index.flatten() >= 0).nonzero()[:, 0]
+        return where, self.index.flatten()[where]
+
+    @cached_property
+    def learnt_places(self) -> tuple[Tensor, ...]:
+        """Where each learnt token is when windows are joined."""
+        return tuple((self.index.flatten() == -2 - number).nonzero()[:, 0] for number in range(len(self.learnt)))
 
 
 @dataclass(frozen=True)
@@ -106,14 +131,23 @@ class Layer:
             kind += " with surroundings"
         return kind + (", fewer keys" if keys < queries else ", fewer queries" if keys > queries else "")
 
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether the maps of an image lie window by window already."""
+        return torch.equal(self.order.flatten(), torch.arange(self.order.numel()))
+
+    @cached_property
+    def read_patches(self) -> Tensor:
+        """Numbers of the patches among the rows that the output depends on."""
+        return self.queries.index[self.read & (self.queries.index >= 0)].unique()
+
     def arrange(self, maps: Tensor) -> Tensor:
         """(B, windows, heads, Nq, Nk) of maps as the model has them, with any leading dimensions."""
         flat = maps.reshape(self.before, -1, self.after, *maps.shape[-2:])
         flat = flat.transpose(0, 1).flatten(1, 2) if self.before > 1 else flat[0]  # (B, maps of an image, Nq, Nk)
-        order = self.order.to(maps.device)
-        if not torch.equal(self.order.flatten(), torch.arange(self.order.numel())):
-            flat = flat[:, order.flatten()]
-        return flat.unflatten(1, tuple(order.shape))
+        if not self.in_order:
+            flat = flat[:, on_device(self.order, maps.device).flatten()]
+        return flat.unflatten(1, tuple(self.order.shape))
 
 
 @dataclass

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -167,12 +168,19 @@ class Lineage:
 Report: TypeAlias = Callable[[Call], Tensor | None]  # what it returns takes the place of the call's output
 
 
+# Whether the matrix in a product is a distribution, by the module and the number of the product in a forward pass.
+Known: TypeAlias = dict[tuple[str, int], bool]
+_found: WeakKeyDictionary[nn.Module, tuple[int, Known]] = WeakKeyDictionary()
+
+
 class Interception(TorchFunctionMode):
     """The mode; reports every :class:`Call` to a function."""
 
     def __init__(self, report: Report) -> None:
         super().__init__()
         self.report = report
+        self.products = 0  # of this forward pass so far
+        self.known: Known = {}
         self.modules: list[str] = [""]  # names of those that are running, innermost last
         self.lineages: dict[int, tuple[Tensor, Lineage]] = {}
 
@@ -220,7 +228,11 @@ class Interception(TorchFunctionMode):
             axis, value, context = -2, other.mT, output.mT
         elif vector:
             value, context = other.unsqueeze(-1), output.unsqueeze(-1)
-        if not _sums_to_one(operand, axis):
+        this = self.modules[-1], self.products
+        self.products += 1
+        if this not in self.known:
+            self.known[this] = _sums_to_one(operand, axis)  # for which a GPU must be waited for
+        if not self.known[this]:
             source, axis = lineage.distribution, lineage.axis
         if source.shape[axis] != value.shape[-2]:
             return output
@@ -257,6 +269,16 @@ def _sums_to_one(matrix: Tensor, axis: int) -> bool:
     sums = matrix.detach().sum(axis)
     tolerance = 2e-2 if matrix.dtype in (torch.bfloat16, torch.float16) else 1e-3
     return bool(((sums - 1).abs() < tolerance).all())
+
+
+def _known(model: nn.Module) -> Known:
+    """What was found out before, if neither the modules nor their mode and weights have changed since."""
+    modules = tuple((id(module), module.training) for module in model.modules())
+    weights = tuple((id(each), 0 if each.is_inference() else each._version) for each in model.parameters())
+    state = hash((modules, weights))
+    if model not in _found or _found[model][0] != state:
+        _found[model] = state, {}
+    return _found[model][1]
 
 
 def fused_call(
@@ -303,6 +325,7 @@ def intercepting(model: nn.Module, report: Report) -> Iterator[None]:
                 called.clear()
                 seen.clear()
                 mode.lineages.clear()
+                mode.products, mode.known = 0, _known(model)
             called[name] = module
 
         return hook

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 T = TypeVar("T")
 
 _known: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
+_copies: Any = WeakTensorKeyDictionary()
 
 
 def remembered(model: nn.Module, images: Tensor, what: str, find: Callable[[], T]) -> T:
@@ -21,3 +24,13 @@ def remembered(model: nn.Module, images: Tensor, what: str, find: Callable[[], T
     if key not in known:
         known[key] = find()
     return known[key]
+
+
+def on_device(constant: Tensor, device: torch.device) -> Tensor:
+    """A tensor that never changes, on another device; it is copied once, since a GPU must be waited for."""
+    if constant.device == device:
+        return constant
+    copies = _copies.setdefault(constant, {})
+    if device not in copies:
+        copies[device] = constant.to(device)
+    return copies[device]

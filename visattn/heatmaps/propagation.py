@@ -12,12 +12,14 @@ resolution. Convolutions between layers are taken to be local.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from visattn.heatmaps.geometry import Geometry, Grid, Layer, Tokens
+from visattn.heatmaps.memory import on_device
 
 MOST_SOURCES = 1600
 Learnt: TypeAlias = tuple[int, int]
@@ -70,7 +72,8 @@ class Propagation:
             parts.append(torch.stack([self.rows[t] for t in tokens]).mean(0))
         grid, read = self._read_patches()
         if grid is not None:
-            parts.append(self.maps[grid][:, read].mean(1))
+            rows = self.maps[grid]
+            parts.append((rows if read is None else rows[:, on_device(read, rows.device)]).mean(1))
         total = torch.stack(parts).mean(0)  # (B, sources)
         height, width = self.source.size
         return total[:, len(self.learnt) :].unflatten(1, (height, width))
@@ -82,18 +85,16 @@ class Propagation:
                 return bool(layer.read[layer.queries.index == -2 - layer.queries.learnt.index(token)].any())
         return False
 
-    def _read_patches(self) -> tuple[Grid | None, Tensor]:
-        """The last patches that the output reads; all of the last ones if nothing else is known."""
+    def _read_patches(self) -> tuple[Grid | None, Tensor | None]:
+        """The last patches that the output reads; all of the last ones (None) if nothing else is known."""
         for layer in reversed(self.geometry.layers):
             if layer.queries.grid in self.maps and layer.queries.grid is not None:
-                index = layer.queries.index[layer.read & (layer.queries.index >= 0)].unique()
-                if len(index):
-                    return layer.queries.grid, index
+                if len(layer.read_patches):
+                    return layer.queries.grid, layer.read_patches
                 break
         if any(self._is_read(t) for t in self.rows):
-            return None, torch.empty(0)
-        assert self.latest is not None
-        return self.latest, torch.arange(_area(self.latest))
+            return None, None
+        return self.latest, None
 
     def _gather(self, tokens: Tokens, like: Tensor, near: Grid | None = None) -> Tensor:
         """Rows (B, windows, N, sources) of these tokens."""
@@ -105,7 +106,7 @@ class Propagation:
         table += [self._row(token, like)[:, None] for token in reversed(tokens.learnt)]
         table.append(like.new_zeros(len(like), 1, self._sources()))
         rows = torch.cat(table, 1)
-        return rows[:, tokens.index.to(like.device) % rows.shape[1]]
+        return rows[:, on_device(tokens.index, like.device) % rows.shape[1]]
 
     def _sources(self) -> int:
         return len(self.learnt) + _area(self.source)
@@ -123,12 +124,13 @@ class Propagation:
         origin = near if near in self.maps else self.latest
         if origin is None or origin not in self.maps:
             start = like.new_zeros(_area(grid), self._sources())
-            start[torch.arange(_area(grid)), len(self.learnt) + _cells(grid, self.source)] = 1
-            rows = start.expand(len(like), -1, -1)
+            cells = len(self.learnt) + on_device(_cells(grid, self.source), like.device)
+            rows = start.scatter_(1, cells[:, None], 1).expand(len(like), -1, -1)
         else:
             old = self.maps[origin].unflatten(1, origin.size)
-            down, across = _pooling(origin.rows, grid.rows), _pooling(origin.columns, grid.columns)
-            rows = torch.einsum("hy,wx,byxs->bhws", down.to(old), across.to(old), old).flatten(1, 2)
+            pooling = _pooling(origin.rows, grid.rows), _pooling(origin.columns, grid.columns)
+            down, across = (on_device(each, old.device).to(old.dtype) for each in pooling)
+            rows = torch.einsum("hy,wx,byxs->bhws", down, across, old).flatten(1, 2)
         if near is None or near == grid:  # these patches live on; keys that were pooled for one layer do not
             self.maps[grid] = rows
         return rows
@@ -138,17 +140,17 @@ class Propagation:
         if self.open is None:
             return
         (tokens, rows), self.open = self.open, None
-        index = tokens.index.to(rows.device)
-        for number, token in enumerate(tokens.learnt):
-            self.rows[token] = rows[:, index == -2 - number].mean(1)
+        flat = rows.flatten(1, 2)
+        for token, places in zip(tokens.learnt, tokens.learnt_places, strict=True):
+            self.rows[token] = flat[:, on_device(places, rows.device)].mean(1)
         if tokens.grid is not None:
-            patch = index >= 0
-            if index.shape[0] == 1 and patch.all() and torch.equal(tokens.index[0], torch.arange(_area(tokens.grid))):
-                self.maps[tokens.grid] = rows[:, 0]
+            if tokens.in_order:
+                self.maps[tokens.grid] = flat
                 return
-            number = _area(tokens.grid)
-            total = rows.new_zeros(len(rows), number, rows.shape[-1]).index_add_(1, index[patch], rows[:, patch])
-            count = torch.bincount(index[patch], minlength=number).to(rows.dtype)
+            where, numbers = (on_device(each, rows.device) for each in tokens.patches)
+            total = rows.new_zeros(len(rows), _area(tokens.grid), rows.shape[-1])
+            total.index_add_(1, numbers, flat[:, where])
+            count = rows.new_zeros(_area(tokens.grid)).index_add_(0, numbers, rows.new_ones(len(numbers)))
             before = self.maps.get(tokens.grid)
             new = total / count.clamp(min=1)[:, None]
             seen = (count > 0)[:, None]
@@ -157,10 +159,9 @@ class Propagation:
 
 def without_padding(fused: Tensor, keys: Tokens, normalised: bool) -> Tensor:
     """Weights on padding are shared out among the others, or dropped."""
-    padding = (keys.index == -1).to(fused.device)
-    if not padding.any():
+    if keys.padding is None:
         return fused
-    kept = fused.masked_fill(padding[:, None], 0)
+    kept = fused.masked_fill(on_device(keys.padding, fused.device)[:, None], 0)
     return kept * fused.sum(-1, keepdim=True) / kept.sum(-1, keepdim=True).clamp(min=1e-9) if normalised else kept
 
 
@@ -185,12 +186,14 @@ def _nearest(places: tuple[float, ...], among: tuple[float, ...]) -> Tensor:
     return (torch.tensor(places)[:, None] - torch.tensor(among)).abs().argmin(1)
 
 
+@lru_cache(maxsize=64)
 def _cells(grid: Grid, source: Grid) -> Tensor:
     """For every patch of a grid the source that it lies in."""
     rows, columns = _nearest(grid.rows, source.rows), _nearest(grid.columns, source.columns)
     return (rows[:, None] * len(source.columns) + columns).flatten()
 
 
+@lru_cache(maxsize=64)
 def _pooling(old: tuple[float, ...], new: tuple[float, ...]) -> Tensor:
     """(new, old) averages: of those old places that lie closest to a new one, or else of the closest."""
     matrix = torch.zeros(len(new), len(old))
@@ -219,5 +222,5 @@ def discard_smallest(fused: Tensor, share: float, keys: Tokens) -> Tensor:
         return fused
     smallest = fused.flatten(1).topk(number, dim=1, largest=False).indices
     dropped = torch.zeros_like(fused).flatten(1).scatter_(1, smallest, 1).view_as(fused).bool()
-    learnt = (keys.index < -1).to(fused.device)[:, None]  # (windows, 1, Nk)
+    learnt = on_device(keys.index, fused.device)[:, None] < -1  # (windows, 1, Nk)
     return fused.masked_fill(dropped & ~learnt, 0)

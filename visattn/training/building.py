@@ -24,8 +24,8 @@ from visattn.training.settings import Settings
 from visattn.training.trainer import SHARDED
 
 
-def create_source(settings: Settings, *, first: bool = True) -> Anything:
-    """The data that the settings name; ``first`` says whether this process may download them."""
+def create_source(settings: Settings) -> Anything:
+    """The data that the settings name."""
     return open_source(
         settings.data,
         root=settings.root,
@@ -34,7 +34,6 @@ def create_source(settings: Settings, *, first: bool = True) -> Anything:
         val_fraction=settings.val_fraction,
         num_classes=settings.num_classes,
         seed=settings.seed,
-        first=first,
     )
 
 
@@ -74,8 +73,8 @@ def create_classifier(settings: Settings, source: Anything, *, resumed: bool = F
     check_optimizer(settings.optimizer)
     seed_everything(settings.seed, verbose=False)
     arguments = model_arguments(settings, source)
-    try:
-        init: Init = "identity" if settings.pretrained else "paper"
+    init: Init = "identity" if settings.pretrained else "paper"
+    try:  # every process may ask for the weights at once: the hub's cache locks each file and moves it into place whole
         model = create_model(**arguments, pretrained=settings.pretrained and not resumed, init=init)
     except ValueError:
         raise

@@ -12,8 +12,7 @@ from lightning.pytorch import LightningModule
 from timm.data import Mixup
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torchmetrics import MeanMetric, Metric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+from torchmetrics import Metric
 from typing_extensions import override
 
 from visattn.core.decisions import Decides, policy_term
@@ -21,6 +20,7 @@ from visattn.data.loader import IGNORE
 from visattn.models.patch import Patch
 from visattn.models.weights import CARD_KEY
 from visattn.models.wrapping import NAME
+from visattn.training.metrics import Accuracy, Confusion, Mean
 from visattn.training.optimisation import cosine_with_warmup, create_optimizer, new_parts
 from visattn.training.settings import Settings
 
@@ -43,18 +43,12 @@ class Classifier(LightningModule):
         self.decides = any(isinstance(module, Decides) for module in model.modules())
         if settings.channels_last:
             model.to(memory_format=torch.channels_last)
-        accuracy: dict[str, Any] = {
-            "num_classes": num_classes,
-            "average": "micro",
-            "ignore_index": IGNORE,
-            "validate_args": False,
-        }
-        self.train_top1 = MulticlassAccuracy(**accuracy)
-        self.train_loss = MeanMetric(nan_strategy="ignore")  # that is looked after below
-        self.val_top1 = MulticlassAccuracy(**accuracy)
-        self.val_top5 = MulticlassAccuracy(top_k=min(5, num_classes), **accuracy)
-        self.val_loss = MeanMetric(nan_strategy="ignore")
-        self.confusion = MulticlassConfusionMatrix(num_classes, ignore_index=IGNORE, validate_args=False)
+        self.train_top1 = Accuracy()
+        self.train_loss = Mean()  # what is not a number is looked after below
+        self.val_top1 = Accuracy()
+        self.val_top5 = Accuracy(min(5, num_classes))
+        self.val_loss = Mean()
+        self.confusion = Confusion(num_classes)
         self._checked: list[Tensor] = []
         self.card: dict[str, Any] = {}
         self.train()
@@ -123,7 +117,7 @@ class Classifier(LightningModule):
     def running_accuracy(self) -> float:
         """Of this process, in this epoch so far."""
         counts = self.train_top1
-        return float(counts.tp.sum() / (counts.tp + counts.fn).sum().clamp(min=1))  # type: ignore[union-attr, operator]
+        return float(counts.right / counts.counted.clamp(min=1))
 
     def on_train_epoch_end(self) -> None:
         """Report the epoch."""
@@ -134,9 +128,7 @@ class Classifier(LightningModule):
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Count right and wrong answers; images that only fill a batch do not count."""
         logits, label = self(batch["image"]), batch["label"]
-        counted = int((label != IGNORE).sum())
-        if counted:
-            self.val_loss.update(F.cross_entropy(logits, label, ignore_index=IGNORE), counted)
+        self.val_loss.update(F.cross_entropy(logits, label, ignore_index=IGNORE), (label != IGNORE).sum())
         for metric in (self.val_top1, self.val_top5, self.confusion):
             metric.update(logits, label)
 

@@ -77,6 +77,9 @@ class Settings:
     num_nodes: int = _option(1, "machines")
     strategy: str = _option("auto", "auto, ddp, fsdp (sharded weights), or another of Lightning's")
     precision: str = _option("32-true", "32-true, bf16-mixed, 16-mixed, ...")
+    matmul_precision: Literal["highest", "high", "medium"] = _option(
+        "high", "of float32 matrix products on a GPU: highest, high (TF32, much faster) or medium (bfloat16)"
+    )
     seed: int = _option(0, "the same seed gives the same run")
 
     # the run

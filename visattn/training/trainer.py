@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
-from lightning.pytorch.callbacks.weight_averaging import EMAWeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
+from typing_extensions import override
 
-from visattn.training.checkpoints import SafeCheckpointIO
+from visattn.training.averaging import Averaging
+from visattn.training.checkpoints import SafeCheckpointIO, load_checkpoint
 from visattn.training.interruption import Interruption, take_over
 from visattn.training.parsing import devices
 from visattn.training.progress import TrainingProgress
@@ -33,6 +37,18 @@ class Sharding(ModelParallelStrategy):
         """Settle the shape of the device mesh."""
         self._data_parallel_size, self._tensor_parallel_size = self.num_nodes * self.num_processes, 1
         super().setup_environment()
+
+    @override
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read a whole checkpoint as data, and share it out by torch, which knows the names of wrapped modules."""
+        assert self.model is not None
+        state = load_checkpoint(self.broadcast(checkpoint_path))
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(self.model, state.pop("state_dict"), options=options)
+        for optimizer, saved in zip(self.optimizers, state["optimizer_states"], strict=True):
+            by_name = FullyShardedDataParallel.rekey_optim_state_dict(saved, OptimStateKeyType.PARAM_NAME, self.model)
+            set_optimizer_state_dict(self.model, optimizer, by_name, options=options)
+        return state
 
 
 def create_trainer(
@@ -61,6 +77,9 @@ def create_trainer(
     ]
     theirs = extra.pop("callbacks", None)
     plugins = extra.pop("plugins", None)
+    gpu = extra.get("accelerator", "auto") in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    if gpu:
+        torch.set_float32_matmul_precision(settings.matmul_precision)
     arguments = {
         "max_epochs": settings.epochs,
         "devices": devices(settings.devices),
@@ -69,7 +88,8 @@ def create_trainer(
         "precision": settings.precision,
         "accumulate_grad_batches": settings.accumulate,
         "gradient_clip_val": settings.clip_grad,
-        "sync_batchnorm": extra.get("accelerator", "auto") in ("auto", "gpu", "cuda") and torch.cuda.is_available(),
+        "sync_batchnorm": gpu,
+        "benchmark": True if gpu and not extra.get("deterministic") else None,  # all batches have one size
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 10,
         "use_distributed_sampler": False,  # visattn.data shares the images out itself
@@ -100,7 +120,7 @@ def _others(given: Any) -> list[Any]:
 def _recipe(settings: Settings) -> list[Callback]:
     callbacks: list[Callback] = []
     if settings.ema is not None:
-        callbacks.append(EMAWeightAveraging(decay=settings.ema))
+        callbacks.append(Averaging(settings.ema))
     if settings.patience is not None:
         callbacks.append(EarlyStopping(MONITOR, mode="max", patience=settings.patience, check_on_train_epoch_end=True))
     return callbacks
