@@ -73,8 +73,7 @@ def predict(
             (B, C, H, W) that is normalised already; or a list of these.
         top: how many classes of each image.
         classes: names of the classes in order; a run knows them, and those of ImageNet are known.
-        preparation: how images become tensors. A run has it on its card; for a model that is given as such it is that
-            of timm, so say ``Preparation.of(model, card["input"])`` if the model comes from a run.
+        preparation: how images become tensors; what the card of a run says, or timm of its models, unless given.
         batch_size: images at a time.
         device: where to compute what is loaded from a path; cuda if there is one. A model stays where it is.
 
@@ -126,9 +125,10 @@ class Predictor:
     def __call__(self, x: Tensor, files: Sequence[str | None]) -> list[Prediction]:
         """Predictions for inputs (B, C, H, W) that come from these files."""
         logits = self._logits(x)
-        classes = self.classes or class_names(logits.shape[1]) or [str(index) for index in range(logits.shape[1])]
-        if len(classes) != logits.shape[1]:
-            raise ValueError(f"{len(classes)} names for the {logits.shape[1]} classes of the model")
+        number = logits.shape[1]
+        classes = self.classes or class_names(number, self.model) or [str(index) for index in range(number)]
+        if len(classes) != number:
+            raise ValueError(f"{len(classes)} names for the {number} classes of the model")
         # The first of equal ones comes first, as in validation.
         order = logits.sort(dim=1, descending=True, stable=True).indices[:, : self.top]
         shares = logits.softmax(1).gather(1, order)

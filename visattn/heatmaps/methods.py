@@ -170,7 +170,7 @@ def explain(
             raise ValueError(f"{method} does not work on this {type(model).__name__}: {reason}")
         request = Request(model, images, frames=frames)
         number = _number_of_classes(model, images)
-        classes = class_names(number) if classes is None else classes
+        classes = class_names(number, model) if classes is None else classes
         if classes is not None and len(classes) != number:
             raise ValueError(f"{len(classes)} names for the {number} classes of the model")
         wanted = resolve(target, len(images), number, classes)

@@ -9,16 +9,22 @@ from typing import TypeAlias
 
 import torch
 from timm.data import ImageNetInfo
-from torch import Tensor
+from torch import Tensor, nn
 
 from visattn.registry import suggest
 
 Target: TypeAlias = int | str | Sequence[int | str] | Tensor | None
 
 
+def class_names(number: int, model: nn.Module | None = None) -> tuple[str, ...] | None:
+    """The names that a model knows of its classes, or those of ImageNet, if there are as many."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    own = tuple(config.get("label_names") or ())
+    return own if len(own) == number > 0 else _imagenet(number)
+
+
 @cache
-def class_names(number: int) -> tuple[str, ...] | None:
-    """The names of ImageNet's classes, if there are as many."""
+def _imagenet(number: int) -> tuple[str, ...] | None:
     if number != 1000:
         return None
     info = ImageNetInfo()

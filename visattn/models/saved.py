@@ -78,16 +78,23 @@ def save_model(
     ['blocks.0', 'blocks.2']
     """
     model = getattr(model, "_orig_mod", model)
-    config = resolve_model_data_config(model)
-    card = {
-        **describe(model, arguments),
-        "input": {"size": config.pop("input_size"), **config},
-        **({"classes": list(classes)} if classes is not None else {}),
-    }
+    card = describe(model, arguments)
+    card["input"] = _input(model, card["model"])
+    if classes is not None:
+        card["classes"] = list(classes)
     other = _filled(card, model.state_dict(), "the model itself")
     _check_equal(model, other)
     write_model(folder, model.state_dict(), card)
     return Path(folder)
+
+
+def _input(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """How images become the input of a model, in timm's words, as it was built."""
+    config = resolve_model_data_config(model)
+    channels, *sides = config.pop("input_size")
+    if (size := arguments.get("img_size")) is not None:
+        sides = [size, size] if isinstance(size, int) else list(size)
+    return {"size": [arguments.get("in_chans", channels), *sides], **config}
 
 
 def _check_equal(model: nn.Module, other: nn.Module) -> None:
@@ -267,7 +274,20 @@ def _filled(card: Mapping[str, Any], weights: Mapping[str, Tensor], source: str 
     if len(kinds) == 1:
         model.to(kinds.pop())
     model.load_state_dict(dict(weights))
+    _tell(model, card)
     return model.eval()
+
+
+def _tell(model: nn.Module, card: Mapping[str, Any]) -> None:
+    """Let a model know its classes and its images, where timm, and so everybody, looks for that."""
+    config = getattr(model, "pretrained_cfg", None)
+    if isinstance(config, dict):
+        seen, names = dict(card.get("input", {})), card.get("class_names") or card.get("classes")
+        if "size" in seen:
+            config["input_size"] = tuple(seen.pop("size"))
+        config.update({key: value for key, value in seen.items() if key in config})
+        if names:
+            config["label_names"] = [str(name) for name in names]
 
 
 def _shape(tensor: Tensor) -> str:

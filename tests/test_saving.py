@@ -1,0 +1,242 @@
+"""Whatever can be built is written, listed on its card, and comes back bit for bit."""
+
+import json
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+import visattn
+from tests.training import TINY
+from visattn.cli import main as visattn_main
+from visattn.cli.train import main
+from visattn.models.saved import open_trained
+from visattn.models.weights import model_weights
+from visattn.training.checkpoints import load_checkpoint
+
+
+def shuffled(model):
+    """No weight is what it was first, so that a weight that is not loaded shows."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def custom_places():
+    model = timm.create_model("test_resnet", num_classes=5)
+    visattn.attach(model, "se", at=["layer1.0.bn2", "layer3"], rd_ratio=1 / 4)
+    return visattn.attach(model, "eca", at="layer3", init="paper", stack=True, kernel_size=5)
+
+
+def patched(**options):
+    return visattn.attach(timm.create_model("test_vit", num_classes=5), "patch", **options)
+
+
+def reset():
+    model = visattn.create_model("test_resnet_se")
+    model.reset_classifier(7)
+    return model
+
+
+MODELS = {
+    "by name": lambda: visattn.create_model("test_resnet_cbam", num_classes=5),
+    "by name in timm": lambda: timm.create_model("resnet18_se", num_classes=5),
+    "paper's options": lambda: visattn.create_model("test_resnet_ge_theta", num_classes=5),
+    "blended in": lambda: visattn.create_model("test_resnet_cbam", init="identity", num_classes=5),
+    "plain": lambda: timm.create_model("test_resnet", num_classes=5),
+    "places of one's own, stacked": custom_places,
+    "tokens": lambda: visattn.attach(timm.create_model("test_vit", dynamic_img_size=True), "cbam", at="blocks.[02]"),
+    "patch attention": lambda: patched(score="cosine", distribution="sparsemax"),
+    "patch attention in windows, some": lambda: patched(at="blocks.[13]", scope="window_2d", size=5),
+    "patch attention and a block": lambda: visattn.attach(patched(score="general"), "se", at="blocks.0.attn"),
+    "a name of patch attention": lambda: visattn.create_model("test_vit_local", num_classes=5),
+    "glimpses": lambda: visattn.create_model("glimpse_test_vit_se", num_classes=5, glimpses=2, glimpse_size=64),
+    "glimpses with patch attention": lambda: visattn.create_model("glimpse_test_vit_window", num_classes=5),
+    "hard attention": lambda: visattn.create_model("test_resnet_hard", num_classes=5),
+    "ram": lambda: visattn.create_model("ram"),
+    "one channel": lambda: visattn.attach(timm.create_model("test_resnet", in_chans=1), "se"),
+    "another size": lambda: visattn.attach(timm.create_model("test_vit", img_size=96), "se"),
+    "feature maps": lambda: visattn.create_model("test_resnet_se", features_only=True),
+    "another classifier": reset,
+    "half precision": lambda: visattn.create_model("test_resnet_se", num_classes=5).bfloat16(),
+    "channels-last": lambda: visattn.create_model("test_resnet_se").to(memory_format=torch.channels_last),
+    "synchronised batch norm": lambda: nn.SyncBatchNorm.convert_sync_batchnorm(visattn.create_model("test_resnet_se")),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_saved_models_come_back(name, tmp_path):
+    model = shuffled(MODELS[name]())
+    model.train()
+    folder = visattn.save_model(model, tmp_path / "mine", classes=None)
+    assert model.training
+    model.eval()
+    loaded, card = visattn.load_model(folder)
+    size = card["input"]["size"]
+    x = torch.rand(2, *size, dtype=next(model.parameters()).dtype)
+    with torch.no_grad():
+        ours, theirs = model(x), loaded(x)
+    if name == "channels-last":
+        torch.testing.assert_close(theirs, ours)
+    elif isinstance(ours, list):
+        assert all(map(torch.equal, ours, theirs))
+    else:
+        assert torch.equal(ours, theirs)
+    assert list(visattn.attachments(loaded)) == list(visattn.attachments(model))
+    assert list(loaded.state_dict()) == list(model.state_dict())
+    written = [entry["at"] for entry in card["attachments"] if "block" in entry]
+    assert written == [place.partition("#")[0] for place in visattn.attachments(model)]
+    again, _ = visattn.load_model(visattn.save_model(loaded, tmp_path / "again"))
+    assert list(again.state_dict()) == list(model.state_dict())
+
+
+def test_tokens_keep_the_proportions_of_the_image(tmp_path):
+    model = shuffled(MODELS["tokens"]())
+    loaded, _ = visattn.load_model(visattn.save_model(model, tmp_path))
+    x = torch.rand(1, 3, 96, 160)
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_a_loaded_model_knows_its_classes_and_images(tmp_path):
+    model = shuffled(visattn.create_model("test_resnet_se", num_classes=2))
+    loaded, card = visattn.load_model(visattn.save_model(model, tmp_path, classes=["cat", "dog"]))
+    assert set(visattn.predict(loaded, torch.rand(3, 64, 64))[0].labels) == {"cat", "dog"}
+    assert visattn.explain(loaded, torch.rand(3, 64, 64), "gradcam", "dog").classes == ("cat", "dog")
+    assert card["input"]["crop_pct"] == 0.95
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.conv(x).mean((2, 3)))
+
+
+def widened():
+    model = timm.create_model("test_resnet")
+    model.conv1 = nn.Conv2d(3, 8, 3)
+    return model
+
+
+def other_activation():
+    model = visattn.create_model("test_resnet_se")
+    model.layer1[0].act1 = nn.Sigmoid()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (Own, "this Own cannot be described: it is not one of timm's models"),
+        (lambda: visattn.attach(timm.create_model("test_resnet"), nn.InstanceNorm2d), "has no name by which it could"),
+        (widened, "does not fit 'test_resnet"),
+        (other_activation, "computes something else"),
+        (lambda: timm.create_model("test_resnet", global_pool="max"), "computes something else.*arguments="),
+        (lambda: visattn.create_model("test_resnet_se", act_layer=nn.SiLU), "cannot be written to a card"),
+    ],
+)
+def test_what_could_not_be_built_again_is_refused(build, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        visattn.save_model(shuffled(build()), tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_arguments_that_cannot_be_seen_are_given(tmp_path):
+    model = shuffled(timm.create_model("test_resnet", global_pool="max"))
+    loaded, _ = visattn.load_model(visattn.save_model(model, tmp_path, arguments={"global_pool": "max"}))
+    x = torch.rand(1, 3, 64, 64)
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_weights_of_a_model_that_was_blended_in(tmp_path):
+    """A state dict without a card shows by its gains how its blocks were blended in."""
+    model = shuffled(visattn.create_model("test_resnet_cbam", init="identity", num_classes=3))
+    save_file(model.state_dict(), tmp_path / "mine.safetensors")
+    x = torch.rand(1, 3, 64, 64)
+    assert torch.equal(open_trained("test_resnet_cbam", str(tmp_path / "mine.safetensors")).model(x), model(x))
+
+
+# The headline: pretrained weights, a block, a run, its files, going on, pictures.
+
+RUNS = {
+    "cbam": ("test_resnet", ["--attn", "cbam"]),
+    "frozen": ("test_resnet", ["--attn", "se", "--freeze-backbone"]),
+    "tokens, frozen": ("test_vit", ["--attn", "se", "--freeze-backbone"]),
+    "patch attention": ("test_vit", ["--attn", "cosine", "--new-lr-factor", "10"]),
+    "self-attention, averaged": ("test_convnext", ["--attn", "nonlocal", "--ema", "0.9"]),
+    "channels-last, options": (
+        "test_resnet",
+        ["--attn", "se", "--attn-options", "{rd_ratio: 0.25}", "--channels-last", "--layer-decay", "0.7"],
+    ),
+    "hard": ("test_resnet", ["--attn", "hard", "--attn-options", "{signal: reinforce}"]),
+    "plain": ("test_vit", []),
+    "glimpses": ("test_resnet", ["--attn", "se"]),
+}
+QUICK = ("cbam", "tokens, frozen")
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """A file with weights of timm's plain model, as the hub would have it."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name):
+        torch.manual_seed(5)
+        save_file(timm.create_model(name).state_dict(), tmp_path / "pretrained.safetensors")
+        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"file": "pretrained.safetensors"})
+
+    return write
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*")
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in RUNS])
+def test_a_run_with_pretrained_weights_and_a_block(name, weights, tmp_path, capsys):
+    base, flags = RUNS[name]
+    plain = weights(base)
+    model = f"glimpse_{base}" if name == "glimpses" else base
+    glimpses = ", glimpse_size: 32, glimpses: 2" if name == "glimpses" else ""
+    overlay = f"{{pretrained_cfg_overlay: {{file: pretrained.safetensors}}{glimpses}}}"
+    size = ["--image-size", "160"] if "vit" in base else ["--image-size", "64"]
+    tiny = [*TINY[4:], *size]
+    assert main(["--model", model, "--pretrained", "--model-options", overlay, *flags, *tiny, "--name", "it"]) == 0, (
+        capsys.readouterr().err
+    )
+    folder = tmp_path / "runs" / "it"
+    card = json.loads((folder / "model.json").read_text())
+    assert "pretrained.safetensors" not in json.dumps(card)
+    attention = dict(zip(flags[::2], flags[1::2], strict=False)).get("--attn")
+    assert all(entry.get("block", "cosine") == attention for entry in card["attachments"])
+    assert bool(card["attachments"]) == (attention is not None)
+    assert {entry["init"] for entry in card["attachments"] if "block" in entry} <= {"identity"}
+
+    # Every file comes back as the same network, and without the pretrained weights.
+    (tmp_path / "pretrained.safetensors").unlink()
+    loaded, _ = visattn.load_model(folder)
+    checkpoint = load_checkpoint(folder / "checkpoints" / "best.ckpt")
+    expected = model_weights(checkpoint)
+    assert list(loaded.state_dict()) == list(expected)
+    assert all(torch.equal(value, expected[key]) for key, value in loaded.state_dict().items())
+    x = torch.rand(2, *card["input"]["size"])
+    for file in ("", "model.safetensors", "checkpoints/best.ckpt"):
+        assert torch.equal(open_trained(None, str(folder / file)).model(x), loaded(x))
+
+    # What was trained, and from where.
+    key = next(key for key in plain.state_dict() if key.endswith("weight"))
+    trained = expected[f"backbone.{key}" if name == "glimpses" else key]
+    assert torch.equal(trained, plain.state_dict()[key]) == ("--freeze-backbone" in flags)
+    assert (trained - plain.state_dict()[key]).abs().max() < 0.1
+
+    # Going on needs no pretrained weights either; and a picture of what came of it.
+    assert main(["--resume", "runs/it", "--epochs", "3"]) == 0, capsys.readouterr().err
+    assert load_checkpoint(folder / "checkpoints" / "last.ckpt")["epoch"] == 2
+    picture = tmp_path / "image.png"
+    Image.new("RGB", (80, 70), "red").save(picture)
+    assert visattn_main(["heatmap", "--weights", "runs/it", "--image", str(picture), "--out", "out"]) == 0
+    assert visattn_main(["predict", "--weights", "runs/it", "--image", str(picture), "--json"]) == 0
