@@ -116,7 +116,7 @@ def row(family: str, name: str) -> Row:
         result.stages = check(model, x, "stages")
         result.blocks = check(model, x, "blocks") if found.blocks() else 0
     except (AssertionError, ValueError, RuntimeError) as error:
-        result.result = str(error).splitlines()[0]
+        result.result = (str(error) or type(error).__name__).splitlines()[0]
     return result
 
 

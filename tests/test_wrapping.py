@@ -78,6 +78,17 @@ def test_keys_and_names():
         model.load_state_dict(state)
 
 
+def test_keys_of_wrappers_in_wrappers():
+    plain, x = model_and_images("test_vit")
+    whole = nn.Sequential(nn.Sequential(plain))
+    keys, before = list(whole.state_dict()), whole(x)
+    visattn.attach(whole, "se", at="0.0.blocks.1", example=x)  # the image goes into "0", which notes its shape
+    assert [key for key in whole.state_dict() if ".visattn." not in key] == keys
+    whole.load_state_dict(whole.state_dict())
+    assert torch.equal(whole(x), before)
+    assert list(whole[0].state_dict())[0] == keys[0].removeprefix("0.")
+
+
 def test_patch_attention_with_a_block_behind_it():
     model, x = model_and_images("test_vit")
     visattn.attach(model, "patch", score="general")

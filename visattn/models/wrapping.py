@@ -212,11 +212,10 @@ class WithAttention(nn.Module):
         """As of the module, with the blocks below ``visattn``."""
         state = super().state_dict(*args, **kwargs)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
-        for key in [key for key in state if key.startswith(f"{prefix}{WRAPPED}.")]:
-            state[plain_name(key)] = state.pop(key)
-        metadata = getattr(state, "_metadata", {})
-        for key in [key for key in metadata if f"{key}.".startswith(f"{prefix}{WRAPPED}.")]:
-            metadata[plain_name(key)] = metadata.pop(key)
+        path = f"{prefix}{WRAPPED}"
+        for table in (state, getattr(state, "_metadata", {})):
+            for key in [key for key in table if f"{key}.".startswith(f"{path}.")]:
+                table[(prefix.removesuffix(".") + key.removeprefix(path)).removeprefix(".")] = table.pop(key)
         return state
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
