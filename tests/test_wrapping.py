@@ -14,6 +14,8 @@ from torch.func import functional_call
 import visattn
 from tests.models import model_and_images
 from visattn.models.wrapping import WRAPPED, WithAttention, plain_name
+from visattn.training.optimisation import create_optimizer
+from visattn.training.settings import Settings
 
 
 def test_the_wrapper_shows_what_it_wraps():
@@ -86,7 +88,7 @@ def test_keys_of_wrappers_in_wrappers():
     assert [key for key in whole.state_dict() if ".visattn." not in key] == keys
     whole.load_state_dict(whole.state_dict())
     assert torch.equal(whole(x), before)
-    assert list(whole[0].state_dict())[0] == keys[0].removeprefix("0.")
+    assert next(iter(whole[0].state_dict())) == keys[0].removeprefix("0.")
 
 
 def test_patch_attention_with_a_block_behind_it():
@@ -253,21 +255,38 @@ def test_children_may_be_cut_off_and_put_elsewhere():
     assert len(visattn.attachments(trunk)) == len(visattn.attachments(model))
 
 
+def rates(model, **settings):
+    """Learning rate and weight decay of every parameter."""
+    names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    return {
+        names[id(parameter)]: (group["lr"], group["weight_decay"])
+        for group in create_optimizer(model, Settings(lr=1.0, **settings)).param_groups
+        for parameter in group["params"]
+    }
+
+
 def test_layer_decay_knows_the_layers():
     """A stage with a block behind it keeps its learning rate."""
-    from visattn.training.optimisation import create_optimizer
-    from visattn.training.settings import Settings
-
-    def rates(model):
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        optimizer = create_optimizer(model, Settings(layer_decay=0.5, lr=1.0))
-        return {
-            plain_name(names[id(parameter)]): (group["lr"], group["weight_decay"])
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-
     plain = timm.create_model("test_convnext")
-    attached = rates(visattn.attach(timm.create_model("test_convnext"), "se", at="stages"))
-    for name, rate in rates(plain).items():
+    attached = rates(visattn.attach(timm.create_model("test_convnext"), "se", at="stages"), layer_decay=0.5)
+    for name, rate in rates(plain, layer_decay=0.5).items():
         assert attached[name] == rate, name
+
+
+@pytest.mark.parametrize("decay", [None, 0.5])
+@pytest.mark.parametrize("name", ["test_resnet_cbam", "test_vit_se", "test_vit_general", "glimpse_test_resnet_se"])
+def test_what_is_new_learns_faster(name, decay):
+    """Blocks, gains, scouts and the classifier; with weight decay as before."""
+    model = visattn.create_model(name, init="identity", num_classes=3)
+    before, after = rates(model, layer_decay=decay), rates(model, layer_decay=decay, new_lr_factor=10)
+    assert before.keys() == after.keys() == {plain_name(name) for name, _ in model.named_parameters()}
+    new = (".visattn.", "scout.", "fc.", "head.")
+    assert any(".visattn." in parameter for parameter in before)
+    for parameter, (rate, weight_decay) in before.items():
+        factor = 10 if any(f".{part.lstrip('.')}" in f".{parameter}" for part in new) else 1
+        assert after[parameter] == (pytest.approx(factor * rate), weight_decay), parameter
+
+
+def test_a_factor_below_zero_is_refused():
+    with pytest.raises(ValueError, match="--new-lr-factor must be above zero, got -1"):
+        Settings(new_lr_factor=-1)
