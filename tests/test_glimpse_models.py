@@ -473,6 +473,7 @@ def test_freezing_keeps_the_scout_the_attention_and_the_classifier():
     classifier.train()
     assert model.scout.training
     assert not model.backbone.layer1.training
+    assert all(block.training for block in visattn.attachments(model).values())
 
 
 def test_nothing_decays_that_the_backbone_spares():

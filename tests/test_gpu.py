@@ -17,6 +17,7 @@ from visattn.training.building import create_classifier, create_data, create_sou
 from visattn.training.record import read_rows
 from visattn.training.runs import find_run
 from visattn.training.settings import Settings
+from visattn.training.signals import Signals
 from visattn.training.trainer import create_trainer
 
 pytestmark = [
@@ -92,8 +93,9 @@ def fit(device, *callbacks, **settings):
     classifier = create_classifier(settings, source)
     before = copy.deepcopy(classifier.model.state_dict())
     where = {"strategy": strategy()} if device == DEVICE else {"accelerator": device.type, "devices": 1}
-    run = find_run(settings)
-    trainer = create_trainer(settings, run, {"limit_train_batches": 5, "limit_val_batches": 2, **where}, callbacks)
+    run = find_run(settings, "")
+    extra = {"limit_train_batches": 5, "limit_val_batches": 2, **where}
+    trainer = create_trainer(settings, run, extra, Signals(), callbacks)
     trainer.fit(classifier, create_data(settings, source, classifier.model))
     (row,) = read_rows(run)
     return row, before, classifier.model.state_dict()

@@ -18,7 +18,7 @@ from tests.training import train
 from visattn.cli import main
 from visattn.data.decode import BadImage, read_image
 from visattn.data.preparation import Preparation
-from visattn.models import save_model
+from visattn.models.saved import write_model
 from visattn.prediction import Prediction
 from visattn.training.building import card, create_classifier, create_data, create_source
 from visattn.training.settings import Settings
@@ -50,7 +50,7 @@ def run(tmp_path, network):
     seen = {"size": [3, 64, 64], "mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7], "crop_pct": 0.8,
             "crop_mode": "squash", "interpolation": "bicubic"}  # fmt: skip
     card = {"model": {"name": "test_resnet", "num_classes": 3}, "class_names": CLASSES, "input": seen}
-    save_model(tmp_path / "runs" / "mine", network.state_dict(), card)
+    write_model(tmp_path / "runs" / "mine", network.state_dict(), card)
     return tmp_path / "runs" / "mine"
 
 
@@ -367,7 +367,7 @@ def test_validation_sees_what_the_command_line_sees(tmp_path, model, options):
     network = create_classifier(settings, source).model
     data = create_data(settings, source, network)
     batches = [data.on_after_batch_transfer(batch, 0)["image"] for batch in data.val_dataloader()]
-    stated = json.loads(json.dumps(card(settings, source, data)))["input"]
+    stated = json.loads(json.dumps(card(settings, source, data, network)))["input"]
     assert stated.keys() == {"size", "mean", "std", "crop_pct", "crop_mode", "interpolation", "range"}
     again = Preparation.of(torch.nn.Identity(), stated)  # nothing is left to the model
     assert again == data.preparation

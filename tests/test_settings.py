@@ -10,6 +10,7 @@ from visattn.files import configs_folder
 from visattn.training.parsing import parse
 from visattn.training.runs import find_run
 from visattn.training.settings import Settings
+from visattn.training.signals import Signals
 from visattn.training.trainer import create_trainer
 
 CONFIGS = sorted(configs_folder().glob("*.yaml"))
@@ -154,7 +155,7 @@ def untouched():
 def speed(*arguments):
     """What creating a trainer leaves in torch's switches."""
     request = parse([*arguments, "--trainer.logger", "false", "--name", "speed"])
-    create_trainer(request.settings, find_run(request.settings), request.trainer)
+    create_trainer(request.settings, find_run(request.settings, ""), request.trainer, Signals())
     return torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
 
 

@@ -20,6 +20,7 @@ from visattn.training.building import create_classifier, create_data, create_sou
 from visattn.training.classifier import Classifier
 from visattn.training.runs import find_run
 from visattn.training.settings import Settings
+from visattn.training.signals import Signals
 from visattn.training.trainer import create_trainer
 
 pytestmark = [
@@ -81,7 +82,7 @@ def fit(**settings):
     with PretendGPU() as gpu:
         waits = Waits(gpu)
         extra = {"limit_train_batches": 5, "limit_val_batches": 5, "strategy": strategy(), "callbacks": [waits]}
-        create_trainer(settings, find_run(settings), extra).fit(classifier, data)
+        create_trainer(settings, find_run(settings, ""), extra, Signals()).fit(classifier, data)
     return waits
 
 

@@ -19,7 +19,7 @@ from visattn.core.decisions import Decides, policy_term
 from visattn.data.loader import IGNORE
 from visattn.models.patch import Patch
 from visattn.models.weights import CARD_KEY
-from visattn.models.wrapping import NAME
+from visattn.models.wrapping import NAME, wrappers
 from visattn.training.metrics import Accuracy, Confusion, Mean
 from visattn.training.optimisation import cosine_with_warmup, create_optimizer, new_parts
 from visattn.training.settings import Settings
@@ -65,7 +65,7 @@ class Classifier(LightningModule):
         """Training mode, except for what is frozen: its batch statistics stay as they are."""
         super().train(mode)
         for module in self.frozen:
-            module.eval()
+            module.training = False  # itself, but not the blocks in it
         return self
 
     @override
@@ -173,15 +173,19 @@ def shard(model: nn.Module, mesh: Any) -> None:
 
 
 def _freeze_backbone(model: nn.Module) -> Iterator[nn.Module]:
-    """Freeze all but attached attention, what decides, and the classifier; yields what must stay in evaluation mode."""
+    """Freeze all but attached attention, what decides, and the classifier; yields what must stay in evaluation mode.
+
+    That is every module of the backbone, even if it has a block in it, but not those that hold the classifier.
+    """
     if isinstance(model, Decides):
         raise ValueError(f"--freeze-backbone: {type(model).__name__} has no backbone to freeze")
     parts = [*new_parts(model), *(module for module in model.modules() if isinstance(module, Patch))]
     trained = {id(module) for part in parts for module in part.modules()}
+    behind = {id(module) for wrapper in wrappers(model).values() for module in wrapper.visattn.modules()}
     for module in model.modules():
         if id(module) in trained:
             continue
         for parameter in module.parameters(recurse=False):
             parameter.requires_grad_(False)
-        if not any(id(child) in trained for child in module.modules()):
+        if not any(id(child) in trained - behind for child in module.modules()):
             yield module
