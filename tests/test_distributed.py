@@ -2,18 +2,22 @@
 
 import copy
 import csv
+import subprocess
+import sys
 
 import pytest
+import timm
 import torch
 import torch.multiprocessing
-from safetensors.torch import load_file
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import visattn
-from tests.training import assert_same_weights, checkpoint, train
+from tests.training import assert_same_weights, checkpoint, environment, train
 from visattn.training.classifier import shard
 
 pytestmark = pytest.mark.slow
@@ -139,6 +143,46 @@ def test_a_sharded_checkpoint_goes_on(folder, processes):
     assert len(momentum) == sum(1 for key in state["state_dict"] if key.startswith("model.") and "num_" not in key)
     exported = load_file(folder / "runs" / name / "model.safetensors")
     assert all(torch.isfinite(value).all() for value in exported.values() if value.is_floating_point())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_pretrained_with_a_block_in_two_processes_resumed_loaded_and_seen(folder, strategy):
+    """All at once, as people do it; the pretrained weights are gone after the first epoch."""
+    name = f"whole-{strategy}"
+    torch.manual_seed(5)
+    weights = folder / f"{name}.safetensors"
+    save_file(timm.create_model("test_resnet").state_dict(), weights)
+    train(
+        *("--model", "test_resnet", "--attn", "cbam", "--pretrained", "--channels-last", "--new-lr-factor", "5"),
+        *("--model-options", f"{{pretrained_cfg_overlay: {{file: {weights.name}}}}}", "--strategy", strategy, *TWO),
+        *("--image-size", "64", "--film-every", "0", "--epochs", "1", "--trainer.limit_train_batches", "3"),
+        *("--trainer.limit_val_batches", "2", "--trainer.accelerator", "cpu", "--name", name),
+        cwd=folder,
+    )
+    weights.unlink()
+    train("--resume", f"runs/{name}", "--epochs", "2", cwd=folder)
+    run = folder / "runs" / name
+    assert checkpoint(run)["global_step"] == 6
+    model, card = visattn.load_model(run)
+    assert len(card["attachments"]) == len(visattn.attachments(model)) == 4
+    best = checkpoint(run, "best")["state_dict"]
+    assert all(torch.equal(value, best[f"model.{key}"]) for key, value in model.state_dict().items())
+    gains = [attached.gain.item() for attached in visattn.attachments(model).values()]
+    assert all(gains), "a gain has not moved"
+    Image.new("RGB", (80, 70), "red").save(folder / "red.png")
+    command = [
+        "-m",
+        "visattn",
+        "heatmap",
+        "--weights",
+        f"runs/{name}",
+        "--image",
+        "red.png",
+        "--out",
+        f"out-{strategy}",
+    ]
+    subprocess.run([sys.executable, *command], cwd=folder, env=environment(), check=True, capture_output=True)
+    assert (folder / f"out-{strategy}" / "red_gates.png").is_file()
 
 
 def test_batch_normalisation_of_one_process_is_announced(folder):

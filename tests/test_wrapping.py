@@ -246,6 +246,14 @@ def test_checkpointing_knows_the_shape_of_the_map_or_refuses():
         shapes(other, (96, 160), (160, 96)).backward()
 
 
+@pytest.mark.parametrize("attention", [name for name in visattn.models.attentions() if name != "patch"])
+def test_no_weight_is_a_mere_number(attention):
+    """FSDP2 shares out tensors, and refuses one without a dimension."""
+    name = "test_resnet" if attention in visattn.list_blocks() else "test_vit"
+    model = visattn.create_model(name, attn=attention, init="identity")
+    assert not [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
+
+
 def test_children_may_be_cut_off_and_put_elsewhere():
     """What people do to get a trunk."""
     model, x = model_and_images("test_resnet")

@@ -195,7 +195,7 @@ class Cosine(DotScore):
     def __init__(self, query_dim: int, key_dim: int | None = None, *, device: Any = None, dtype: Any = None) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
         self._same_dims()
-        self.log_scale = nn.Parameter(torch.full((), math.log(10.0), **self._factory))
+        self.log_scale = nn.Parameter(torch.full((1,), math.log(10.0), **self._factory))
 
     def dot_form(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
         """Unit vectors, the temperature multiplied into the query."""

@@ -139,7 +139,7 @@ def _attached(
         # Behind a gain of zero, a block that starts as the identity by itself would never learn: its own gradient and
         # the gain's would both stay zero. Such a block gets a gain of one.
         start = 1.0 if not near.is_meta and _is_identity(built, place, near) else 0.0
-        gain = torch.full((), start, device=near.device, dtype=near.dtype)
+        gain = torch.full((1,), start, device=near.device, dtype=near.dtype)
     name = block if isinstance(block, str) else None
     return Attached(built, place, gain, image=image, name=name, options=options)
 

@@ -65,11 +65,8 @@ class ImageShape:
         """Of the last image in this thread; None if there was none."""
         return getattr(self._here, "size", None)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # for copies and pickles: another network has seen nothing
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[ImageShape], tuple[()]]:
+        return ImageShape, ()  # a copy or a pickle is of another network, which has seen nothing
 
 
 class Attached(nn.Module):
@@ -78,7 +75,7 @@ class Attached(nn.Module):
     Args:
         block: maps (B, C, H, W) to (B, C, H, W).
         place: where its feature map comes from.
-        gain: blends the block in, x + gain (block(x) - x); None replaces x by block(x).
+        gain: blends the block in, x + gain (block(x) - x), of shape (1,); None replaces x by block(x).
         image: the shape of the network's images.
         name: of the block in the registry, if it has one,
         options: and what it was built with.

@@ -156,6 +156,8 @@ class ShardedClassifier(Classifier):
     def configure_model(self) -> None:
         """Shard the network."""
         assert self.device_mesh is not None
+        # FSDP2 takes contiguous weights only; feature maps are channels-last all the same if the images are.
+        self.model.to(memory_format=torch.contiguous_format)
         shard(self.model, self.device_mesh["data_parallel"])
 
 
