@@ -163,7 +163,10 @@ def test_prefix_tokens_pass_untouched(prefix):
     layout = Layout("tokens", 4, prefix)
     x = torch.randn(2, prefix + 15, 4)
     attached = Attached(
-        visattn.create_block("spatial", 4).eval(), Place("", layout, (3, 5)), torch.ones(1), image=seen(30, 50)
+        visattn.create_block("spatial", 4).eval(),
+        Place("", layout, (3, 5), (24, 40)),
+        torch.ones(1),
+        image=seen(30, 50),
     )
     y = attached(x)
     assert torch.equal(y[:, :prefix], x[:, :prefix])
@@ -180,7 +183,7 @@ def test_layouts_agree(layout):
     x = layout.from_map(feature, torch.randn(2, 2 + 15, 4))
     assert torch.equal(layout.to_map(x, (3, 5)), feature)
     for gain in (None, torch.tensor([0.3])):
-        y = Attached(block, Place("", layout, (3, 5)), gain, image=seen(24, 40))(x)
+        y = Attached(block, Place("", layout, (3, 5), (24, 40)), gain, image=seen(24, 40))(x)
         expected = block(feature) if gain is None else feature + 0.3 * (block(feature) - feature)
         torch.testing.assert_close(layout.to_map(y, (3, 5)), expected)
 

@@ -203,7 +203,7 @@ def test_a_module_kept_in_a_plain_list_is_refused():
                 x = layer(x)
             return x.mean((2, 3))
 
-    with pytest.raises(ValueError, match="keeps 'two' in 'order' too"):
+    with pytest.raises(ValueError, match="does not call 'two' as its own child"):
         visattn.attach(Listed(), "se", at="two", example=torch.rand(2, 3, 16, 16))
 
 

@@ -23,14 +23,14 @@ from torch import Tensor, nn
 from visattn.blocks import create_block
 from visattn.models.layout import Place
 from visattn.models.patch import restore_attention, swap_attention
-from visattn.models.survey import Survey, evaluating, survey
+from visattn.models.survey import Survey, called, evaluating, survey
 from visattn.models.wrapping import (
     Attached,
     ImageShape,
     attachments,
-    check_reachable,
     put_behind,
     replace_slot,
+    take_away,
     unwrap,
     watched_image,
 )
@@ -80,7 +80,17 @@ def attach(
         raise ValueError(f"init is 'identity' or 'paper', got {init!r}")
     found = survey_places(model, example)
     places = choose(model, found, at)
-    return attach_at(model, block, dict.fromkeys(places, options), entry=found.entry, init=init, stack=stack)
+    before = set(attachments(model))
+    attach_at(model, block, dict.fromkeys(places, options), entry=found.entry, init=init, stack=stack)
+    missed = set(attachments(model)) - before - called(model, found.input_shape)
+    if missed:
+        for place in places:
+            take_away(model, place.name)
+        raise ValueError(
+            f"the network does not call {', '.join(map(repr, sorted(missed)))} as its own child (it keeps it in a "
+            "plain list, say, instead of an nn.ModuleList): a block there would have no effect"
+        )
+    return model
 
 
 def attach_at(
@@ -101,9 +111,12 @@ def attach_at(
     for place in places:
         if place.name in occupied and not stack:
             raise ValueError(f"{place.name!r} already has a block attached; stack=True puts another one behind it")
-        check_reachable(model, place.name)
     tokens = any(place.layout.kind == "tokens" for place in places)
-    image = watched_image(model, entry) if tokens and entry is not None else None
+    if tokens and not entry:
+        raise ValueError(
+            "no module of the network is given the image, so that the shape of its token maps is not known"
+        )
+    image = watched_image(model, entry) if tokens and entry else None
     built = {place: _attached(model, block, place, init, options, image) for place, options in places.items()}
     for place, attached in built.items():
         put_behind(model, place.name, attached)
@@ -240,6 +253,10 @@ def _effective(model: nn.Module, found: Survey, places: Sequence[Place]) -> list
         return list(places)
     outputs: dict[Place, Tensor] = {}
     shadow = copy.deepcopy(model).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in shadow.parameters():  # a classifier may start at zero
+            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.02)
 
     def tap(place: Place) -> Callable[..., Any]:
         def own_tensor(x: Tensor) -> Tensor:
@@ -251,7 +268,6 @@ def _effective(model: nn.Module, found: Survey, places: Sequence[Place]) -> list
     for place in doubtful:
         shadow.get_submodule(place.name).register_forward_hook(tap(place))
     like = next(model.parameters())
-    generator = torch.Generator().manual_seed(0)
     image = torch.rand(1, *found.input_shape[1:], generator=generator).to(like.device, like.dtype)
     with torch.enable_grad():
         result = shadow(image.requires_grad_())

@@ -90,6 +90,7 @@ def _in_words(model: nn.Module, at: str, attached: Attached) -> dict[str, Any]:
         "init": "paper" if attached.gain is None else "identity",
         "layout": asdict(place.layout),
         "size": place.size,
+        "image": place.image,
         "index": place.index,
         "entry": entry_of(model, attached),
     }
@@ -102,7 +103,7 @@ def build(description: Mapping[str, Any]) -> nn.Module:
         if "patch" in each:
             swap_attention(model, each["at"], **each["patch"])
             continue
-        place = Place(each["at"], Layout(**each["layout"]), tuple(each["size"]), each["index"])
+        place = Place(each["at"], Layout(**each["layout"]), tuple(each["size"]), tuple(each["image"]), each["index"])
         options = {place: each["options"]}
         attach_at(model, each["block"], options, entry=each["entry"], init=each["init"], stack=True)
     return model

@@ -59,13 +59,15 @@ class Place:
     Args:
         name: of the module.
         layout: of the map,
-        size: its height and width for the images that were tried,
+        size: its height and width,
+        image: for images of this height and width,
         index: its position, if the output is a tuple or list.
     """
 
     name: str
     layout: Layout
     size: tuple[int, int]
+    image: tuple[int, int]
     index: int | None = None
 
 
@@ -87,6 +89,24 @@ def grid(tokens: int, image: tuple[int, int] | None = None) -> tuple[int, int]:
         if tokens % rows == 0:
             return rows, tokens // rows
     raise ValueError(f"{tokens} tokens are not a map")
+
+
+def scaled_grid(tokens: int, image: tuple[int, int], place: Place) -> tuple[int, int]:
+    """Rows and columns of the tokens at a place for an image of another size, to within the rounding of strides.
+
+    >>> place = Place("blocks.0", Layout("tokens", 64, 1), (14, 14), (224, 224))
+    >>> scaled_grid(98, (112, 224), place), scaled_grid(20, (17, 160), place)
+    ((7, 14), (2, 10))
+    """
+    height, width = (side * rows // whole for side, rows, whole in zip(image, place.size, place.image, strict=True))
+    for rows in (height, height + 1, height - 1):
+        for columns in (width, width + 1, width - 1):
+            if rows * columns == tokens:
+                return rows, columns
+    raise ValueError(
+        f"{tokens} tokens behind {place.name!r} are not the map of an image of {image[0]} x {image[1]}, which would be "
+        f"about {height} x {width}: some of them were dropped, or the image did not come in through the network"
+    )
 
 
 def recognise(shape: Sequence[int], image: tuple[int, int], prefix: int = 0) -> Layout | None:

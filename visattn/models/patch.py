@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from visattn.core import Attention, Score
 from visattn.core.distributions import Distribution
 from visattn.core.scopes import Local2d, Scope, View, Window2d, causal
+from visattn.models.layout import Layout, Place
 from visattn.models.wrapping import ImageShape, plain_name, watched_image
 from visattn.registry import suggest
 
@@ -56,19 +57,21 @@ class PatchScope(Scope):
     Args:
         kind: ``local_2d`` or ``window_2d``.
         prefix: number of class, distillation and register tokens in front.
-        image: the shape of the network's images, and so of the patches' grid.
+        image: the shape of the network's images.
+        patches: how many there are of an image.
         **options: radius or size of the window.
     """
 
-    def __init__(self, kind: str, prefix: int, image: ImageShape, **options: Any) -> None:
+    def __init__(self, kind: str, prefix: int, image: ImageShape, patches: Place, **options: Any) -> None:
         super().__init__()
         self.inner = Local2d(**options) if kind == "local_2d" else Window2d(**options)
         self.prefix = prefix
         self.image = image
+        self.patches = patches
 
     def forward(self, query: Tensor, num_keys: int) -> View:
         """The inner mask with a margin for the prefix."""
-        mask = self.inner.mask(*self.image.grid(num_keys - self.prefix), device=query.device)
+        mask = self.inner.mask(*self.image.grid(num_keys - self.prefix, self.patches), device=query.device)
         return View(F.pad(mask, (self.prefix, 0, self.prefix, 0), value=True))
 
 
@@ -270,9 +273,11 @@ def swap_attention(
     # Patches lie as in the image.
     image = watched_image(model, entry) if scope in windows and entry is not None else ImageShape()
     prefix = getattr(modules[(entry or "").rpartition(".")[0]], "num_prefix_tokens", 0)
+    side = getattr(modules.get(entry or ""), "patch_size", None) or (1, 1)
+    patches = Place(entry or "", Layout("tokens", 0, prefix), (1, 1), tuple(side))
     attentions = []
     for target in targets:
-        one = PatchScope(scope, prefix, image, **scope_options) if scope in windows else scope
+        one = PatchScope(scope, prefix, image, patches, **scope_options) if scope in windows else scope
         attentions.append(_attention_for(target, score, distribution, one))
     for target, attention in zip(targets, attentions, strict=True):
         target.__class__ = REPLACEMENTS[type(target)]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from visattn.hard.scout import Scout
 from visattn.models.layout import Layout, Place, recognise
-from visattn.models.wrapping import NAME, WRAPPED, plain_name, unwrapped
+from visattn.models.wrapping import NAME, WRAPPED, attachments, plain_name, unwrapped
 
 # Operations that a shortcut may pass through on its way around a block, as autograd names them.
 SHORTCUT = frozenset(
@@ -67,8 +67,9 @@ class Survey:
         for visit in self.visits:
             if len(widths[visit.name]) > 1:
                 continue
-            size = visit.layout.size(visit.shape, (self.input_shape[-2], self.input_shape[-1]))
-            found[visit.name] = Place(visit.name, visit.layout, size, visit.index)
+            image = (self.input_shape[-2], self.input_shape[-1])
+            size = visit.layout.size(visit.shape, image)
+            found[visit.name] = Place(visit.name, visit.layout, size, image, visit.index)
         return found
 
     def blocks(self) -> list[str]:
@@ -216,6 +217,25 @@ def survey(model: nn.Module, example: Tensor) -> Survey:
         return _walk(sharing_copy(model), example.detach().requires_grad_())
 
 
+def called(model: nn.Module, input_shape: tuple[int, ...]) -> set[str]:
+    """Which of the attached blocks a network calls for images of this shape."""
+    seen: set[str] = set()
+
+    def run(shadow: nn.Module, images: Tensor) -> None:
+        for name, attached in attachments(shadow).items():
+            attached.register_forward_pre_hook(lambda _module, _args, name=name: seen.add(name))
+        shadow(images)
+
+    with weightless(model):
+        shadow = copy.deepcopy(model).eval()
+    try:
+        run(shadow, torch.empty(input_shape, device="meta"))
+    except Exception:  # whatever a network does with values that are not there
+        like = next(model.parameters())
+        run(sharing_copy(model), torch.zeros(input_shape, device=like.device, dtype=like.dtype))
+    return seen
+
+
 def _walk(model: nn.Module, example: Tensor) -> Survey:
     batch, (height, width) = example.shape[0], example.shape[-2:]
     # A wrapper is called by its parent and has the output that counts; what it wraps says what kind of module it is.
@@ -223,12 +243,14 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
     modules = {name: unwrapped(each) for name, each in called.items()}
     result = Survey(tuple(example.shape), modules, declared_stages(model))
     prefix = getattr(model, "num_prefix_tokens", 0)
+    entries: dict[bool, list[str]] = {}
 
     def visit(name: str) -> Any:
         def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             inputs = _first_tensor((*args, *kwargs.values()))
-            if inputs is example and (not result.entry or len(name) < len(result.entry)):
-                result.entry = name
+            # The image itself goes into the outermost module; or what was made of it, but is as large.
+            if inputs is example or (inputs is not None and inputs.shape == example.shape):
+                entries.setdefault(inputs is example, []).append(name)
             several = isinstance(output, tuple | list)
             for index, value in enumerate(output if several else [output]):
                 if not isinstance(value, Tensor) or value.shape[:1] != (batch,):
@@ -250,4 +272,5 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
             module.register_forward_hook(visit(name), with_kwargs=True)
     with torch.enable_grad():
         model(example)
+    result.entry = min(entries.get(True) or entries.get(False) or [""], key=len)
     return result

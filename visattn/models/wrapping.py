@@ -16,11 +16,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from visattn.models.layout import Place, grid, in_format_of
+from visattn.models.layout import Place, in_format_of, scaled_grid
 
 log = logging.getLogger("visattn")
 
-for _name in ("grid", "in_format_of"):
+for _name in ("scaled_grid", "in_format_of"):
     torch.fx.wrap(_name)  # one step for torch.fx: they decide by the shapes and strides of real tensors
 
 NAME = "visattn"  # the child of a wrapper that holds the blocks, and of patch attention
@@ -42,16 +42,17 @@ class ImageShape:
         """Remember the shape of a batch of images."""
         self._here.size = (image.shape[-2], image.shape[-1])
 
-    def grid(self, tokens: int) -> tuple[int, int]:
-        """Rows and columns of a map of that many tokens."""
+    def grid(self, tokens: int, place: Place) -> tuple[int, int]:
+        """Rows and columns of the map of that many tokens at a place; one that does not fit the image raises."""
+        image = place.image if self.value is None else self.value
         if torch.compiler.is_compiling():
-            return grid(tokens, self.value)
+            return scaled_grid(tokens, image, place)
         if torch._C._current_graph_task_id() == -1:  # not in a backward pass
-            size = grid(tokens, self.value)
-            if isinstance(tokens, int):  # not a stand-in of torch.fx
+            size = scaled_grid(tokens, image, place)
+            if isinstance(tokens, int) and torch.is_grad_enabled():  # not a stand-in of torch.fx
                 self._seen.setdefault(tokens, set()).add(size)
             return size
-        sizes = self._seen.get(tokens) or {grid(tokens, self.value)}
+        sizes = self._seen.get(tokens) or {scaled_grid(tokens, image, place)}
         if len(sizes) > 1:
             raise RuntimeError(
                 f"gradient checkpointing runs a block again on {tokens} tokens, which were maps of "
@@ -107,7 +108,7 @@ class Attached(nn.Module):
 
     def _change(self, x: Tensor) -> Tensor:
         layout = self.place.layout
-        size = self.image.grid(x.shape[1] - layout.prefix) if layout.kind == "tokens" else None
+        size = self.image.grid(x.shape[1] - layout.prefix, self.place) if layout.kind == "tokens" else None
         feature = layout.to_map(x, size)
         changed = self.block(feature)
         if self.gain is not None:
@@ -169,14 +170,14 @@ class WithAttention(nn.Module):
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("_modules", {}):
             return self._modules[name]
-        if name in REBUILDING or WRAPPED not in self.__dict__.get("_modules", {}):
+        if name.startswith("__") or name in REBUILDING or WRAPPED not in self.__dict__.get("_modules", {}):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._wrapped, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if _is_own(self, name):
             super().__setattr__(name, value)
-        else:
+        if not _is_own(self, name) or (name == "training" and WRAPPED in self.__dict__.get("_modules", {})):
             setattr(self._wrapped, name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -184,6 +185,13 @@ class WithAttention(nn.Module):
             super().__delattr__(name)
         else:
             delattr(self._wrapped, name)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Add a child to the module; those of the wrapper may be replaced."""
+        if name in self._modules:
+            super().add_module(name, module)
+        else:
+            self._wrapped.add_module(name, module)
 
     def __bool__(self) -> bool:
         return bool(self._wrapped)
@@ -216,7 +224,7 @@ class WithAttention(nn.Module):
         return state
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        own = tuple(f"{prefix}{NAME}.{number}." for number in range(len(self._blocks)))
+        own = (f"{prefix}{WRAPPED}.", *(f"{prefix}{NAME}.{number}." for number in range(len(self._blocks))))
         for key in [key for key in state_dict if key.startswith(prefix) and not key.startswith(own)]:
             state_dict[f"{prefix}{WRAPPED}.{key.removeprefix(prefix)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -257,11 +265,14 @@ def wrappers(model: nn.Module) -> dict[str, WithAttention]:
 
 def attachments(model: nn.Module) -> dict[str, Attached]:
     """The attached blocks of a network in its own order, by place; a second one at a place has ``#2`` behind it."""
-    return {
+    found = {
         name if number == 0 else f"{name}#{number + 1}": attached
         for name, wrapper in wrappers(model).items()
         for number, attached in enumerate(wrapper._blocks)
     }
+    known = {id(attached) for attached in found.values()}
+    others = {name: module for name, module in model.named_modules() if isinstance(module, Attached)}
+    return found | {plain_name(name): module for name, module in others.items() if id(module) not in known}
 
 
 def put_behind(model: nn.Module, place: str, attached: Attached) -> None:
@@ -287,6 +298,20 @@ def _keep_when_absent(model: nn.Module, state: dict[str, Any], prefix: str, *_: 
 def _plain_loaders(module: nn.Module) -> list[int]:
     hooks = module._load_state_dict_pre_hooks
     return [key for key, hook in hooks.items() if getattr(hook, "hook", None) is _keep_when_absent]
+
+
+def take_away(model: nn.Module, place: str) -> None:
+    """Take the last block of a place out again."""
+    wrapper = wrappers(model)[place]
+    del wrapper._modules[NAME][-1]  # type: ignore[union-attr, operator]
+    if not wrapper._blocks and wrapper._image is None:
+        _put_back(model, wrapper)
+
+
+def _put_back(model: nn.Module, wrapper: WithAttention) -> None:
+    for parent in list(model.modules()):
+        for child in [child for child, each in parent._modules.items() if each is wrapper]:
+            parent._modules[child] = wrapper._wrapped
 
 
 def watched_image(model: nn.Module, entry: str) -> ImageShape:
@@ -324,17 +349,3 @@ def unwrap(model: nn.Module) -> bool:
         for key in _plain_loaders(parent):
             del parent._load_state_dict_pre_hooks[key]
     return found
-
-
-def check_reachable(model: nn.Module, name: str) -> None:
-    """Raise if the network also keeps a module where a wrapper cannot take its place."""
-    module = model.get_submodule(name)
-    for owner, each in model.named_modules():
-        for attribute, value in vars(each).items():
-            values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-            if attribute != "_modules" and any(kept is module for kept in values):
-                where = f"{owner}.{attribute}" if owner else attribute
-                raise ValueError(
-                    f"the network keeps {name!r} in {where!r} too, which is no nn.ModuleList: a block there might not "
-                    "be called"
-                )

@@ -12,7 +12,8 @@ from torch import nn
 from typing_extensions import override
 
 from visattn.files import replacing
-from visattn.models.weights import model_weights, read_tensors
+from visattn.models.description import describe
+from visattn.models.weights import CARD_KEY, model_weights, read_tensors
 from visattn.training.settings import Settings
 
 
@@ -50,7 +51,9 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
 def check_resumable(state: Mapping[str, Any], model: nn.Module, settings: Settings) -> None:
     """Raise if a checkpoint cannot go on with these settings, before anything is written."""
     weights, own = model_weights(state), model.state_dict()
-    if {key: value.shape for key, value in weights.items()} != {key: value.shape for key, value in own.items()}:
+    described, known = describe(model), state.get(CARD_KEY) or {}
+    differs = any(described[key] != known.get(key, described[key]) for key in described)
+    if differs or {key: value.shape for key, value in weights.items()} != {k: value.shape for k, value in own.items()}:
         raise ValueError(
             f"the checkpoint holds another model than {settings.model!r}: resume it with the model and data it "
             "was begun with (--resume FOLDER alone takes them from the folder's config.yaml)"
