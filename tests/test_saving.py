@@ -164,6 +164,53 @@ def test_weights_of_a_model_that_was_blended_in(tmp_path):
     assert torch.equal(open_trained("test_resnet_cbam", str(tmp_path / "mine.safetensors")).model(x), model(x))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("input", None),
+        ("input", 3),
+        ("classes", 3),
+        ("class_names", {"a": 1}),
+        ("attachments", [{"at": "layer1"}]),
+        ("attachments", 5),
+        ("model", {"name": "test_resnet", "pretrained": True}),
+        *(("input", {"size": value}) for value in (None, -1, [3, 64], [3, 0, 64], "abc")),
+        *(("input", {"mean": value}) for value in (None, [1, 2], ["a"])),
+        *(("input", {"std": value}) for value in (-1, [3, -5, 5], [0])),
+        *(("input", {"crop_pct": value}) for value in (None, [1], 1e-9)),
+    ],
+)
+def test_a_card_that_says_nonsense_is_named(key, value, tmp_path):
+    visattn.save_model(visattn.create_model("test_resnet_se", num_classes=2), tmp_path)
+    card = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps({**card, key: value}))
+    for load in (visattn.load_model, lambda folder: open_trained(None, str(folder))):
+        with pytest.raises(ValueError, match=r"model\.json' cannot be understood"):
+            load(tmp_path)
+
+
+def test_a_bottomless_card(tmp_path):
+    visattn.save_model(visattn.create_model("test_resnet_se", num_classes=2), tmp_path)
+    (tmp_path / "model.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="cannot be understood"):
+        visattn.load_model(tmp_path)
+
+
+@pytest.mark.parametrize("classes", ["ab", {"a", "b"}, {"a": 0, "b": 1}, ["a"]])
+def test_classes_are_names_in_order(classes, tmp_path):
+    with pytest.raises((TypeError, ValueError), match="names"):
+        visattn.save_model(visattn.create_model("test_resnet_se", num_classes=2), tmp_path, classes=classes)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*")
+def test_another_attention_of_the_same_shapes_does_not_go_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--model", "test_vit", "--image-size", "64", *TINY[4:], "--epochs", "1", "--name", "it"]
+    assert main([*arguments, "--attn", "sparsemax"]) == 0
+    assert main(["--resume", "runs/it", "--attn", "entmax15", "--epochs", "2"]) == 1
+    assert "the checkpoint holds another model" in capsys.readouterr().err
+
+
 # The headline: pretrained weights, a block, a run, its files, going on, pictures.
 
 RUNS = {

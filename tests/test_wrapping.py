@@ -298,3 +298,112 @@ def test_what_is_new_learns_faster(name, decay):
 def test_a_factor_below_zero_is_refused():
     with pytest.raises(ValueError, match="--new-lr-factor must be above zero, got -1"):
         Settings(new_lr_factor=-1)
+
+
+def test_a_module_that_copies_itself_keeps_its_block():
+    """Parametrised modules bring their own way to be copied."""
+    model, x = model_and_images("test_resnet")
+    nn.utils.parametrizations.weight_norm(model.layer1[0].conv1)
+    visattn.attach(model, "se", at="layer1.0.conv1", init="paper")
+    other = copy.deepcopy(model)
+    assert list(visattn.attachments(other)) == ["layer1.0.conv1"]
+    assert torch.equal(other(x), model(x))
+
+
+class Normalises(nn.Module):
+    """No module is given the image itself."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.vit = model
+
+    def forward(self, x):
+        return self.vit((x - 0.5) / 0.5)
+
+
+def map_sizes(model, *images):
+    seen = []
+    for attached in visattn.attachments(model).values():
+        attached.block.register_forward_pre_hook(lambda _m, args: seen.append(tuple(args[0].shape[2:])))
+    for size in images:
+        model(torch.rand(1, 3, *size))
+    return seen
+
+
+def test_an_image_that_is_changed_on_its_way_in():
+    vit, _ = model_and_images("test_vit", dynamic_img_size=True)
+    model = visattn.attach(Normalises(vit), "se", at="vit.blocks.0", example=torch.rand(1, 3, 160, 160))
+    assert map_sizes(model, (32, 160), (160, 32)) == [(2, 10), (10, 2)]
+
+
+def test_images_that_are_padded():
+    model, _ = model_and_images("test_vit", dynamic_img_size=True, dynamic_img_pad=True)
+    visattn.attach(model, "se", at="blocks.0")
+    assert map_sizes(model, (17, 160), (33, 50), (100, 30)) == [(2, 10), (3, 4), (7, 2)]
+
+
+def test_tokens_that_are_no_map_are_refused():
+    """Patches dropped at random, or more of them than the image has."""
+    model, x = model_and_images("test_vit", patch_drop_rate=0.5)
+    visattn.attach(model, "se", at="blocks.0")
+    assert model(x).shape == (2, 10)
+    with pytest.raises(ValueError, match=r"50 tokens behind 'blocks\.0' are not the map of an image of 160 x 160"):
+        model.train()(x)
+    with pytest.raises(ValueError, match="20 tokens behind"):
+        copy.deepcopy(model.eval().blocks[0])(torch.rand(1, 21, 64))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiled_for_several_shapes(dynamic):
+    torch._dynamo.reset()
+    model, _ = model_and_images("test_vit", dynamic_img_size=True)
+    visattn.attach(model, "cbam", at="blocks.0", init="paper")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for size in ((96, 160), (160, 96), (64, 64)):
+        x = torch.rand(1, 3, *size)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_classifier_that_starts_at_zero():
+    """It lets no gradient through, and still everything before it counts."""
+    model, _ = model_and_images("test_vit")
+    nn.init.zeros_(model.head.weight)
+    assert len(visattn.attachments(visattn.attach(model, "se", at="blocks"))) == 5
+
+
+def test_children_modes_and_layers_of_a_sequence():
+    model, _ = model_and_images("test_resnet")
+    norm = model.layer1[0].bn2
+    visattn.attach(model, "se", at=["layer1.0.bn2", "layer2"])
+    model.layer1[0].bn2.training = True
+    assert norm.training
+    model.layer2.add_module("extra", nn.Identity())
+    assert "layer2.extra" in {plain_name(name) for name, _ in model.named_modules()}
+    assert len(visattn.attachments(nn.Sequential(*model.layer2))) == 1
+    model.load_state_dict(dict(model.named_parameters()), strict=False)
+    missing = model.load_state_dict(dict(model.named_parameters()), strict=False).missing_keys
+    assert not [key for key in missing if "running" not in key and "num_batches" not in key]
+
+
+@pytest.mark.parametrize("kept", ["pairs", "method", "attribute"])
+def test_modules_called_behind_the_back_of_the_network(kept):
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Conv2d(3, 8, 3)
+            if kept == "pairs":
+                self.steps = [(self.one, torch.relu)]
+            elif kept == "method":
+                self.step = self.one.__call__
+            else:
+                self.__dict__["alias"] = self.one
+
+        def forward(self, x):
+            call = {"pairs": lambda: self.steps[0][0], "method": lambda: self.step, "attribute": lambda: self.alias}
+            return call[kept]()(x).mean((2, 3))
+
+    model = Hidden()
+    with pytest.raises(ValueError, match="does not call 'one' as its own child"):
+        visattn.attach(model, "se", at="one", example=torch.rand(1, 3, 16, 16))
+    assert not visattn.attachments(model)
+    assert isinstance(model.one, nn.Conv2d)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -86,7 +85,7 @@ def predict(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if isinstance(model, str | PathLike):
         trained, own = open_model(None, str(model), device)
-        predictor = Predictor(trained.model, classes or trained.classes, top)
+        predictor = Predictor(trained.model, trained.classes if classes is None else classes, top)
         preparation = preparation or own
     else:
         if device is not None:
@@ -118,15 +117,16 @@ class Predictor:
             raise TypeError(f"the model is a network, or the folder or checkpoint of a run, got {type(model).__name__}")
         if getattr(model, "num_classes", None) == 0:
             raise ValueError("the model has no classes (num_classes=0): give it a classifier")
-        if top < 1:
+        if not isinstance(top, int) or top < 1:
             raise ValueError(f"top must be at least 1, got {top}")
-        self.model, self.classes, self.top = model, classes, top
+        self.model, self.classes, self.top = model, None if classes is None else [str(name) for name in classes], top
 
     def __call__(self, x: Tensor, files: Sequence[str | None]) -> list[Prediction]:
         """Predictions for inputs (B, C, H, W) that come from these files."""
         logits = self._logits(x)
         number = logits.shape[1]
-        classes = self.classes or class_names(number, self.model) or [str(index) for index in range(number)]
+        known = class_names(number, self.model) or [str(index) for index in range(number)]
+        classes = known if self.classes is None else self.classes
         if len(classes) != number:
             raise ValueError(f"{len(classes)} names for the {number} classes of the model")
         # The first of equal ones comes first, as in validation.
@@ -191,7 +191,7 @@ def _inputs(
             continue
         preparation = preparation or _own_preparation(model)
         if isinstance(image, str | PathLike):
-            paths, missing = find_images([Path(image)])
+            paths, missing = find_images([str(image)])
             for what, why in missing:
                 raise ValueError(f"{what}: {why}")
             for path in paths:

@@ -29,6 +29,9 @@ def find_images(given: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str
     found: dict[Path, Path] = {}
     missing: list[tuple[str, str]] = []
     for each in given:
+        if not str(each):
+            missing.append(("an image", "its name is empty"))
+            continue
         path = Path(each)
         files = [path]
         if path.is_dir():

@@ -65,7 +65,8 @@ def save_model(
         model: from :func:`visattn.create_model` or ``timm.create_model``.
         folder: where to.
         classes: names of the classes.
-        arguments: of ``timm.create_model`` that cannot be seen in the model, such as ``global_pool``.
+        arguments: of ``timm.create_model`` that cannot be seen in the model (``global_pool``) or matter for further
+            training only (``drop_path_rate``); a model of :func:`visattn.create_model` knows its own.
 
     Returns:
         The folder.
@@ -81,11 +82,19 @@ def save_model(
     card = describe(model, arguments)
     card["input"] = _input(model, card["model"])
     if classes is not None:
-        card["classes"] = list(classes)
+        card["classes"] = _names(classes, getattr(model, "num_classes", None))
     other = _filled(card, model.state_dict(), "the model itself")
     _check_equal(model, other)
     write_model(folder, model.state_dict(), card)
     return Path(folder)
+
+
+def _names(classes: Sequence[str], number: int | None) -> list[str]:
+    if isinstance(classes, str | set | frozenset | dict):
+        raise TypeError(f"classes are names in order, a list; got a {type(classes).__name__}")
+    if number is not None and len(classes) != number:
+        raise ValueError(f"{len(classes)} names for the {number} classes of the model")
+    return [str(name) for name in classes]
 
 
 def _input(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,11 +235,32 @@ def _file_of_run(folder: Path) -> Path:
 def _read_card(path: Path) -> dict[str, Any]:
     try:
         card = json.loads(path.read_text())
-        if not isinstance(card["model"]["name"], str):
-            raise TypeError("the model has no name")
-        return card
-    except (ValueError, KeyError, TypeError) as error:
+        _check_card(card)
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
         raise ValueError(f"the card {str(path)!r} cannot be understood ({type(error).__name__}: {error})") from error
+    return card
+
+
+def _check_card(card: Any) -> None:
+    """Raise whatever it may be if a card does not say what it has to."""
+    model, seen = card["model"], card.get("input", {})
+    if not isinstance(model["name"], str) or "pretrained" in model:
+        raise ValueError("model: needs a name, and no pretrained weights")
+    for each in card.get("attachments", []):
+        if "patch" not in each:
+            asked = ("at", "block", "options", "init", "layout", "size", "image", "index", "entry")
+            _ = [each[key] for key in asked]
+    for key, good in {
+        "size": lambda value: len(value) == 3 and all(isinstance(side, int) and side > 0 for side in value),
+        "mean": lambda value: len(value) in (1, 3) and all(float(each) == each for each in value),
+        "std": lambda value: len(value) in (1, 3) and all(float(each) > 0 for each in value),
+        "crop_pct": lambda value: 0.01 < value < 2,
+    }.items():
+        if key in seen and not good(seen[key]):
+            raise ValueError(f"input: {key} is {seen[key]!r}")
+    for key in ("classes", "class_names"):
+        if not isinstance(card.get(key, []), list):
+            raise TypeError(f"{key} is not a list")
 
 
 def _parts(name: str) -> tuple[str, str | None]:
