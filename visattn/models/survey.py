@@ -239,8 +239,8 @@ def called(model: nn.Module, input_shape: tuple[int, ...]) -> set[str]:
 def _walk(model: nn.Module, example: Tensor) -> Survey:
     batch, (height, width) = example.shape[0], example.shape[-2:]
     # A wrapper is called by its parent and has the output that counts; what it wraps says what kind of module it is.
-    called = {plain_name(name): module for name, module in model.named_modules() if not name.endswith(WRAPPED)}
-    modules = {name: unwrapped(each) for name, each in called.items()}
+    outer = {plain_name(name): module for name, module in model.named_modules() if not name.endswith(WRAPPED)}
+    modules = {name: unwrapped(each) for name, each in outer.items()}
     result = Survey(tuple(example.shape), modules, declared_stages(model))
     prefix = getattr(model, "num_prefix_tokens", 0)
     entries: dict[bool, list[str]] = {}
@@ -267,7 +267,7 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
 
     # No gradient leads from a scout's maps to the answer.
     scouts = [name for name, module in modules.items() if isinstance(module, Scout)]
-    for name, module in called.items():
+    for name, module in outer.items():
         if name and NAME not in name.split(".") and not any(f"{name}.".startswith(f"{scout}.") for scout in scouts):
             module.register_forward_hook(visit(name), with_kwargs=True)
     with torch.enable_grad():

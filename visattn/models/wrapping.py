@@ -137,14 +137,15 @@ class WithAttention(nn.Module):
 
     Args:
         module: what is wrapped.
-        image: notes the shape of what the module is given, if that is the image.
     """
 
-    def __init__(self, module: nn.Module, image: ImageShape | None = None) -> None:
+    _image: ImageShape | None  # notes the shape of what the module is given, if that is the image
+
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self._modules[WRAPPED] = module
         self._modules[NAME] = nn.ModuleList()
-        self._image = image
+        self._image = None
         self.training = module.training
         self.register_load_state_dict_post_hook(_report_plain_keys)
 
