@@ -11,21 +11,12 @@ package without cloning the repository have the same as ``visattn train``.
 """
 
 import os
-import signal
 import sys
-from types import FrameType
 
-
-def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """End while everything is still being imported, which takes seconds."""
-    os.write(sys.stderr.fileno(), b"stopped before training began: nothing to save\n")
-    os._exit(128 + number)
-
+from visattn_command import leaving_at_once
 
 if __name__ == "__main__":
-    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
-    from visattn.cli.train import main
-
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with leaving_at_once(b"stopped before training began: nothing to save\n"):
+        from visattn.cli.train import main
+    sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # nothing else is imported from this folder
     sys.exit(main())

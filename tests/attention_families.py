@@ -19,7 +19,7 @@ from tests.families import smallest, tensor
 from tests.models import model_and_images
 from visattn.heatmaps import Missed
 from visattn.heatmaps.geometry import geometry
-from visattn.heatmaps.interception import computes_attention
+from visattn.heatmaps.passes import computes_attention
 
 TABLE = FAMILIES.with_name("attention.md")
 

@@ -1,5 +1,13 @@
+import sys
+from collections import defaultdict
+
 import pytest
+import timm
 import torch
+
+from visattn.blocks import base
+from visattn.models import plugins
+from visattn.registry import Registry
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +20,18 @@ def elsewhere(tmp_path, monkeypatch):
     """A folder of its own to work in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def _scratch_names(monkeypatch):
+    """Blocks, models and plugins that come in during a test are gone after it."""
+    monkeypatch.setattr(base, "BLOCKS", Registry("block", {name: base.block_info(name) for name in base.BLOCKS}))
+    for table in ("_model_entrypoints", "_model_to_module"):
+        monkeypatch.setattr(timm.models._registry, table, dict(getattr(timm.models._registry, table)))
+    modules = {module: set(names) for module, names in timm.models._registry._module_to_models.items()}
+    monkeypatch.setattr(timm.models._registry, "_module_to_models", defaultdict(set, modules))
+    before = set(plugins.loaded)
+    yield
+    for module in set(plugins.loaded) - before:
+        del plugins.loaded[module]
+        sys.modules.pop(module, None)

@@ -58,7 +58,7 @@ MUTATIONS = [
     ("nonlocal", {}, "return x + self.bn(self.out(y))", "return self.bn(self.out(y))"),
     ("nonlocal", {"subsample": 2}, "tokens(self.phi(self._pooled(x)))", "tokens(self._pooled(self.phi(x)))"),
     ("nonlocal_gaussian", {}, 'Attention(self.channels, score="dot")', 'Attention(self.channels, score="scaled_dot")'),
-    ("nonlocal_dot", {}, "@ value) / key.shape[1]", "@ value)"),
+    ("nonlocal_dot", {}, "return a * share, keys * share", "return a, keys * share"),
     ("nonlocal_concat", {}, "return F.relu(F.linear(", "return abs(F.linear("),
     ("mhsa", {}, "position - position[:, None] + length - 1", "position[:, None] - position + length - 1"),
     ("mhsa", {}, "scale=self.head_dim**-0.5", "scale=(self.heads * self.head_dim) ** -0.5"),

@@ -5,6 +5,7 @@ import pytest
 import pytorch_grad_cam
 import timm
 import torch
+import torchvision
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
@@ -34,7 +35,7 @@ def test_equals_the_grad_cam_package(name):
     images = torch.rand(1, 3, size, size).repeat(7, 1, 1, 1)
     target = torch.arange(7)
     place = look_at(model, images)
-    assert min(place.size) >= 7
+    assert min(place.size) >= 4
     ours = grad_cam(model, images, place, target)
     assert ours.shape == (7, size, size)
     assert 0 <= ours.min() <= ours.max() <= 1
@@ -60,10 +61,10 @@ def test_every_method_equals_the_grad_cam_package(name, method, capsys):
     if name == "test_vit" and method == "ablationcam":
         return  # the package sets signed channels to minus ten million, the adapter to zero as the paper does
     ours = visattn.explain(model, images, method, target=[1, 4])
-    layer = model.get_submodule(look_at(model, images).name)
+    layer = model.get_submodule(look_at(model, images, method).name)
     with getattr(pytorch_grad_cam, PACKAGE[method])(model, [layer], reshape_transform=transform) as package:
         theirs = package(images, [ClassifierOutputTarget(each) for each in (1, 4)])
-    assert ours.layers == (look_at(model, images).name,)
+    assert ours.layers == (look_at(model, images, method).name,)
     for one, other in zip(ours.heatmap.numpy(), theirs, strict=True):
         np.testing.assert_allclose(one, other, atol=0.02)
     capsys.readouterr()  # the package's progress bars
@@ -122,6 +123,61 @@ def test_the_place_of_a_class_token_model_has_a_say_in_the_output():
     images = torch.rand(1, 3, 160, 160)
     assert look_at(model, images).name == "blocks.4"  # behind the last one, block 5, only the class token is read
     assert grad_cam(model, images, look_at(model, images)).max() == 1
+
+
+# At its usual size: the map that the head reads, and the end of the last stage, which is not always the same.
+READ = {
+    "resnet18": ("layer4", "layer4"),
+    "mobilenetv2_100": ("bn2", "blocks.6"),
+    "convnext_atto": ("stages.3", "stages.3"),
+    "swin_tiny_patch4_window7_224": ("norm", "layers.3"),
+    "densenet121": ("features.norm5", "features.norm5"),
+    "vgg11": ("features.20", "features.20"),
+    "mixer_s16_224": ("norm", "blocks.7"),
+    "cait_xxs24_224": ("blocks.23", "blocks.23"),
+    "crossvit_tiny_240": ("blocks.2.blocks.1.3", "blocks.2.blocks.1.3"),  # two maps are read: the end of a stage
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_methods_look_at_the_map_that_the_head_reads_or_at_the_end_of_a_stage(name):
+    model = timm.create_model(name).eval()
+    images = torch.rand(1, *model.pretrained_cfg["input_size"])
+    assert (look_at(model, images).name, look_at(model, images, "layercam").name) == READ[name]
+
+
+@pytest.mark.parametrize("pool", ["avg", "token"])
+def test_the_map_that_the_head_reads_has_a_gradient_at_every_place(pool):
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", global_pool=pool, num_classes=5).eval()
+    images = torch.rand(1, 3, 160, 160)
+    place = look_at(model, images)
+    assert place.name == {"avg": "blocks.5", "token": "blocks.4"}[pool]
+    kept = []
+    model.get_submodule(place.name).register_forward_hook(lambda _m, _a, output: kept.append(output))
+    (gradient,) = torch.autograd.grad(model(images)[0, 1], kept)
+    assert (gradient[0, place.layout.prefix :].abs().sum(1) > 0).all()
+
+
+def test_a_head_of_its_own_convolutions_reads_the_map_before_them():
+    """What turns a map into classes is the head, whatever it does inside."""
+    model = torchvision.models.squeezenet1_1().eval()
+    assert look_at(model, torch.rand(1, 3, 224, 224)).name == "features"
+
+
+def test_small_maps_are_not_looked_at():
+    model = timm.create_model("resnet18").eval()
+    chosen = {size: look_at(model, torch.rand(1, 3, size, size)).name for size in (64, 96, 128, 224)}
+    assert chosen == {64: "layer2", 96: "layer2", 128: "layer4", 224: "layer4"}  # layer4 is 2, 3, 4 and 7 wide
+
+
+def test_xgradcam_finds_the_evidence_behind_a_linear_bottleneck():
+    """On signed channels its weights, shares of a sum near zero, mean nothing: it is Grad-CAM only where it belongs."""
+    torch.manual_seed(0)
+    model = timm.create_model("mobilenetv2_100", num_classes=5).eval()
+    images = torch.rand(2, 3, 224, 224)
+    one, other = (visattn.explain(model, images, method, target=2).raw for method in ("gradcam", "xgradcam"))
+    torch.testing.assert_close(one / one.amax(), other / other.amax(), atol=1e-4, rtol=1e-3)
 
 
 def test_the_model_is_left_as_it_was_found():

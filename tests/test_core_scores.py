@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 from tests.blocks import array
 from tests.reference.core import scores as oracle
@@ -83,6 +83,57 @@ def test_kernels_have_finite_gradients_where_query_and_key_coincide(name):
     q = torch.zeros(1, 2, requires_grad=True)
     SCORES[name](2)(q, torch.zeros(1, 2)).sum().backward()
     assert torch.equal(q.grad, torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("norm", [1e-3, 1, 240, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_equal_vectors_have_no_distance(norm, dtype):
+    x = torch.nn.functional.normalize(torch.randn(2, 7, 64), dim=-1)
+    q = (min(norm, 1e4 if dtype == torch.float16 else norm) * x).to(dtype)
+    for function in (scores.distance, scores.squared_distance):
+        assert function(q, q).diagonal(dim1=1, dim2=2).eq(0).all()
+        assert function(q.clone().requires_grad_(), q.clone()).diagonal(dim1=1, dim2=2).eq(0).all()
+    energies = SCORES["gaussian"](64)(q, q)
+    assert energies.diagonal(dim1=1, dim2=2).eq(0).all()
+    assert energies.le(0).all()
+
+
+def test_small_distances_between_large_vectors():
+    q = 240 * torch.nn.functional.normalize(torch.randn(5, 64, dtype=torch.float64), dim=-1)
+    q, k = q.float(), (q + 1e-3 * torch.randn(5, 64, dtype=torch.float64)).float()
+    expected = (q.double()[:, None] - k.double()).norm(dim=-1)
+    torch.testing.assert_close(scores.distance(q, k).double(), expected, rtol=1e-5, atol=0)
+    a = q.clone().requires_grad_()
+    near = scores.squared_distance(a, k).diagonal()
+    (gradient,) = torch.autograd.grad(near.sum(), a)
+    torch.testing.assert_close(gradient.double(), 2 * (q.double() - k.double()), rtol=0, atol=1e-3)
+
+
+def test_distances_can_be_differentiated_twice():
+    q, k = (torch.randn(n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 5))
+    for function in (scores.distance, scores.squared_distance):
+        assert gradcheck(function, (q, k))
+        assert gradgradcheck(function, (q, k))
+
+
+def test_distances_hold_no_differences():
+    """Memory for pairs, not for pairs times features."""
+    q, k = (torch.randn(n, 256, requires_grad=True) for n in (64, 65))
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        scores.distance(q, k)
+    assert max(saved) <= max(64 * 65, 65 * 256)
+
+
+def test_distances_are_exported():
+    class Distance(torch.nn.Module):
+        def forward(self, q, k):
+            return scores.distance(q, k)
+
+    q, k = torch.randn(2, 5, 4), torch.randn(2, 6, 4)
+    exported = torch.export.export(Distance(), (q, k)).module()(q, k)
+    torch.testing.assert_close(exported, scores.distance(q, k))
+    assert torch.equal(torch.compile(Distance(), fullgraph=True, backend="eager")(q, k), scores.distance(q, k))
 
 
 def test_the_functions_are_the_modules():

@@ -2,10 +2,13 @@
 
 import copy
 import pickle
+import threading
+import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import visattn
 from tests.reference import hard as oracle
@@ -117,6 +120,144 @@ def test_decisions_are_found_anywhere_and_taken_once():
     assert list(take_decisions(model)) == []
     model.eval()(torch.ones(3, 1))
     assert list(take_decisions(model)) == []
+
+
+class Twice(nn.Module):
+    """Runs one module on two inputs in one pass, and may fail on the way."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        self.fail = False
+
+    def forward(self, x):
+        first = self.module(x)
+        if self.fail:
+            raise RuntimeError("half way")
+        return first, self.module(torch.cat([x, x]))
+
+
+def sizes(model):
+    return [len(decision.log_prob) for decision in take_decisions(model)]
+
+
+def test_all_decisions_of_a_pass_are_kept_in_order():
+    model = nn.Sequential(Twice(Coin()))
+    model(torch.ones(3, 1))
+    assert sizes(model) == [3, 6]
+    assert sizes(model) == []
+
+
+def test_a_pass_starts_anew():
+    """After a pass that nobody asked about, in whatever way it ended."""
+    model = Twice(Coin())
+    model(torch.ones(3, 1))
+    model.fail = True
+    with pytest.raises(RuntimeError, match="half way"):
+        model(torch.ones(4, 1))
+    model.fail = False
+    model(torch.ones(5, 1))
+    assert sizes(model) == [5, 10]
+    for batch in (1, 2, 3):
+        model.module.forward(torch.ones(batch, 1))  # no pass of a model
+    assert sizes(model) == [3]
+
+
+def test_what_cannot_be_learned_from_is_not_kept():
+    """An evaluation, or a pass without gradient, between a pass and its loss changes nothing."""
+    model = Twice(Coin())
+    model(torch.ones(3, 1))
+    model.eval()(torch.ones(4, 1))
+    model.train()
+    with torch.no_grad():
+        model(torch.ones(5, 1))
+    assert sizes(model) == [3, 6]
+    with torch.no_grad():
+        model(torch.ones(5, 1))
+    assert sizes(model) == []
+
+
+def test_two_passes_for_one_loss():
+    model = nn.Sequential(Coin())
+    decisions = []
+    for batch in (3, 3):
+        model(torch.ones(batch, 1))
+        decisions += take_decisions(model)
+    sum(policy_loss(decision, torch.ones(3)) for decision in decisions).backward()
+    assert len(decisions) == 2
+    assert model[0].energies.grad.abs().sum() > 0
+
+
+def test_a_checkpoint_that_runs_a_module_again_decides_nothing_new():
+    coin = Coin()
+
+    class Saving(nn.Module):
+        def forward(self, x):
+            return checkpoint(coin, x, use_reentrant=False)
+
+    x = torch.ones(3, 1, requires_grad=True)
+    y = Saving()(x)
+    (decision,) = take_decisions(coin)
+    (y.square().sum() + policy_loss(decision, torch.ones(3))).backward()
+    assert coin.energies.grad.abs().sum() > 0
+    assert x.grad is not None  # so it did run again
+    assert coin.decision is None
+
+
+def test_decisions_hold_on_to_nothing_else_of_a_pass():
+    coin = nn.Sequential(Coin())
+    images = torch.ones(3, 1)
+    coin(images)
+    gone = weakref.ref(images)
+    del images
+    assert gone() is None
+
+
+def test_every_thread_has_its_own_pass():
+    """Two models at the same time; a pass is a call on one stack."""
+    models = [Twice(Coin()) for _ in range(4)]
+    threads = [threading.Thread(target=model, args=(torch.ones(2 + n, 1),)) for n, model in enumerate(models)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [sizes(model) for model in models] == [[2, 4], [3, 6], [4, 8], [5, 10]]
+
+
+def test_a_compiled_model_keeps_all_decisions():
+    torch._dynamo.reset()
+    model = Twice(Coin())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        compiled(torch.ones(3, 1))
+        assert sizes(model) == [3, 6]
+
+
+def test_a_decision_is_a_decision():
+    with pytest.raises(TypeError, match=r"Coin\.decision is a Decision, got Tensor"):
+        Coin().decision = torch.zeros(3, 1)
+
+
+def test_crops_of_an_image_earn_its_reward():
+    """As if every image were decided about in six steps instead of two of each of three crops."""
+    log_prob, guess, spread = (torch.randn(4 * 3, n, requires_grad=True) for n in (2, 2, 1))
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    coin = Coin()
+    coin.decision = Decision(log_prob, guess, spread, 0.5, 0.1)
+    steps = Decision(log_prob.view(4, 6), guess.view(4, 6), spread.view(4, 3), 0.5, 0.1)
+    torch.testing.assert_close(policy_term(coin, rewards), policy_loss(steps, rewards))
+    advantage = rewards.repeat_interleave(3)[:, None] - guess
+    coin.decision = Decision(log_prob, guess.detach(), spread)
+    torch.testing.assert_close(policy_term(coin, rewards), -(log_prob * advantage.detach()).sum() / 4)
+
+
+def test_rewards_that_fit_nothing_are_explained():
+    coin = Coin()
+    coin(torch.ones(5, 1))
+    with pytest.raises(ValueError, match=r"must be \(B, T\)"):
+        policy_term(coin, torch.ones(2))
+    with pytest.raises(ValueError, match=r"the reward must be \(B,\)"):
+        policy_term(coin, torch.ones(2, 1))
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])

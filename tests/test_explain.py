@@ -341,9 +341,62 @@ def test_a_model_whose_size_is_not_known():
     assert "gradcam" in visattn.list_methods(Fixed(), torch.rand(1, 3, 32, 32))
 
 
-def test_a_model_without_classes():
-    with pytest.raises(ValueError, match="no classes"):
-        visattn.explain(timm.create_model("test_vit", num_classes=0), torch.rand(1, 3, 160, 160))
+class Segmenter(nn.Module):
+    """Says how many classes it has, and returns a dict with a map."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = timm.create_model("test_resnet", num_classes=0, global_pool="")
+        self.head = nn.Conv2d(self.backbone.num_features, 5, 1)
+        self.num_classes = 5
+
+    def forward(self, x):
+        return {"out": nn.functional.interpolate(self.head(self.backbone(x)), x.shape[-2:])}
+
+
+ANY = {"random", "center", "edge", "eigencam"}
+WITHOUT_CLASSES = {
+    "encoder": (lambda: timm.create_model("test_vit", num_classes=0), ANY | {"attention", "rollout"}),
+    "tokens": (lambda: timm.create_model("test_vit", num_classes=0, global_pool=""), ANY | {"attention", "rollout"}),
+    "features": (lambda: timm.create_model("test_vit", features_only=True), ANY | {"attention", "rollout"}),
+    "map": (lambda: timm.create_model("test_resnet", num_classes=0, global_pool=""), ANY),
+    "gated": (lambda: visattn.attach(timm.create_model("test_resnet", num_classes=0), "cbam"), ANY | {"gates"}),
+    "segmenter": (Segmenter, ANY),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_CLASSES)
+def test_models_without_classes_have_heatmaps_and_nothing_is_invented(kind, tmp_path):
+    build, fitting = WITHOUT_CLASSES[kind]
+    model, images = build().eval(), torch.rand(2, 3, 160, 160)
+    methods = visattn.list_methods(model, images)
+    assert {*methods} == fitting
+    assert "has none" in methods.reasons["gradcam"]
+    for method in methods:
+        e = visattn.explain(model, images, method)
+        assert e.heatmap.shape == (2, 160, 160)
+        assert (e.target, e.probability, e.classes, e.names) == (None, None, None, [])
+        assert "no classes" in repr(e)
+    manifest = json.loads((e.save(tmp_path) / "manifest.json").read_text())
+    assert [(one["target"], one["class"], one["probability"]) for one in manifest["images"]] == [(None, None, None)] * 2
+    with pytest.raises(
+        ValueError, match=r"gradcam does not work on this .*: it explains a class, and the model has none"
+    ):
+        visattn.explain(model, images, "gradcam")
+
+
+def test_a_manifest_of_somebody_else_is_left_alone(vit, tmp_path):
+    e = visattn.explain(*vit, "center")
+    e.save(e.save(tmp_path / "own"))
+    (tmp_path / "manifest.json").write_text('{"name": "a web application"}')
+    with pytest.raises(ValueError, match="was written by something else"):
+        e.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "own"]
+
+
+def test_one_class_has_no_probability():
+    e = visattn.explain(timm.create_model("test_resnet", num_classes=1), torch.rand(1, 3, 64, 64), "gradcam")
+    assert (e.target, e.probability) == ((0,), None)
 
 
 @pytest.mark.parametrize("opacity", [-0.1, 1.1, "half"])

@@ -7,8 +7,9 @@ from torch import nn
 
 import visattn
 from tests.models import model_and_images
+from visattn.heatmaps.calls import Fused
 from visattn.heatmaps.geometry import Grid, Tokens, geometry
-from visattn.heatmaps.interception import Fused, intercepting
+from visattn.heatmaps.interception import intercepting
 from visattn.heatmaps.propagation import without_padding
 
 

@@ -14,7 +14,7 @@ from torch import nn
 import visattn
 from tests.training import TINY
 from visattn.cli.train import main
-from visattn.core.decisions import policy_loss, take_decisions
+from visattn.core.decisions import policy_loss, policy_term, take_decisions
 from visattn.counting import count_macs, count_parameters
 from visattn.hard.scout import Scout, shares, small_size, starts
 from visattn.hard.sensor import glimpse
@@ -327,6 +327,23 @@ def test_compiled():
     torch._dynamo.reset()
     assert torch.compile(model, backend="eager", fullgraph=True)(images).shape == (2, 5)
     assert len(list(take_decisions(model))) == 1
+
+
+@pytest.mark.parametrize("baseline", ["learned", "moving_average"])
+def test_a_backbone_that_decides_for_every_crop(baseline):
+    """Scout and block are both trained by one reward per image."""
+    options = {"signal": "reinforce", "baseline": baseline, "glimpses": 2}
+    model = visattn.create_model(
+        "glimpse_test_resnet", attn="hard", attn_options=options, glimpses=3, glimpse_size=64, num_classes=5
+    ).train()
+    images, right = torch.rand(4, 3, 200, 260), torch.tensor([True, False, True, True])
+    model(images)
+    assert [tuple(decision.log_prob.shape) for decision in take_decisions(model)] == [(4, 3), (12, 2)]
+    model(images)
+    policy_term(model, reward=right).backward()
+    (attached,) = visattn.attachments(model.backbone).values()
+    assert attached.block.fc2.weight.grad.abs().sum() > 0
+    assert model.scout.score.weight.grad.abs().sum() > 0
 
 
 def test_copies_after_a_training_step():

@@ -20,7 +20,7 @@ from skimage import data
 import visattn
 from tests.test_page import browser, decoded, embedded, local, ready  # noqa: F401 - a fixture
 from visattn.cli import main
-from visattn.cli.outputs import _grid, short_layers
+from visattn.cli.outputs import _grid, mark, short_layers
 from visattn.data.preparation import Preparation
 from visattn.models.description import describe
 from visattn.models.saved import Trained, write_model
@@ -658,3 +658,35 @@ def test_the_page_answers_clicks(heatmap, tmp_path, browser):  # noqa: F811
     assert "the patch in row 6, column 10 attends to in blocks.0.attn" in page.text_content("#about")
     page.close()
     assert troubles == []
+
+
+def test_a_model_without_classes(heatmap, tmp_path):
+    write(tmp_path / "a.png")
+    for model, expected in (("test_vit", ["rollout"]), ("test_resnet", ["eigencam"])):
+        visattn.save_model(timm.create_model(model, num_classes=0), tmp_path / "encoder" / model)
+        code, manifest, errors = heatmap("--image", "a.png", "--weights", f"encoder/{model}", model=None, out=model)
+        assert (code, errors, list(manifest["methods"])) == (0, [], expected)
+        (entry,) = manifest["images"]
+        said = {"target", "class", "probability", "predicted", "predicted_class", "predicted_probability"}
+        assert {entry[key] for key in said} == {None}
+        assert "%" not in embedded(tmp_path / model / "index.html")["subjects"][0]["title"]
+
+
+def test_a_folder_of_its_own_is_written_to_again_even_after_a_kill(heatmap, tmp_path):
+    write(tmp_path / "a.png")
+    assert heatmap("--image", "a.png", "--method", "edge")[0] == 0
+    assert heatmap("--image", "a.png", "--method", "center")[0] == 0
+    mark(tmp_path / "killed")
+    (tmp_path / "killed" / "a_edge.png").write_bytes(b"")
+    assert heatmap("--image", "a.png", "--method", "edge", out="killed")[0] == 0
+
+
+def test_a_foreign_folder_is_left_alone(heatmap, tmp_path):
+    write(tmp_path / "a.png")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("mine")
+    code, _, errors = heatmap("--image", "a.png", "--method", "edge", out="site")
+    assert code == 2
+    assert "did not make ('index.html')" in errors[0]
+    assert [path.name for path in (tmp_path / "site").iterdir()] == ["index.html"]
+    assert (tmp_path / "site" / "index.html").read_text() == "mine"

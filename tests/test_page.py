@@ -283,7 +283,8 @@ def test_keyboard(visit):
     assert "grad-cam" in page.text_content("#about")
     page.keyboard.press("ArrowRight")
     assert page.locator('[data-mode="patches"]').is_checked()
-    page.keyboard.press("Shift+Tab")  # backwards from the methods: the image
+    page.keyboard.press("Shift+Tab")  # backwards from the methods: the way back, and the image
+    page.keyboard.press("Shift+Tab")
     assert page.evaluate("document.activeElement.id") == "view"
     click_patch(page, 0, 0)
     place = 0
@@ -358,3 +359,52 @@ def test_hostile_names(visit):
     assert page.title() == "a <b>report</b>"
     assert page.evaluate("window.harm") is None
     assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_click_shows_at_once_what_the_patch_attends_to_and_one_can_go_back(visit):
+    page = visit(subjects())
+    page.click('[data-method="grad-cam"]')
+    shown = pixels(page)
+    assert page.inner_text("#how") == "click a patch to see what it attends to"
+    click_patch(page, 1, 0)
+    assert "row 2, column 1" in page.inner_text("#about")
+    assert page.locator('[data-mode="patches"] input').is_checked()
+    page.locator("#opacity").fill("100")
+    assert brightest_key(page) == PEAKS["early"][3]
+    page.locator("#opacity").fill("60")
+    assert page.inner_text("#back") == "back to grad-cam"
+    page.click("#back")
+    np.testing.assert_array_equal(pixels(page), shown)
+    assert page.locator('[data-method="grad-cam"] input').is_checked()
+    assert page.locator("#back").is_hidden()
+    click_patch(page, 0, 2)
+    page.keyboard.press("Escape")
+    np.testing.assert_array_equal(pixels(page), shown)
+    page.keyboard.press("ArrowLeft")  # the patch from before
+    assert "row 1, column 3" in page.inner_text("#about")
+
+
+def test_an_image_without_relations_does_not_react(visit):
+    page = visit(subjects())
+    page.click("#subject-1")
+    ready(page)
+    shown = pixels(page)
+    page.click("#view")
+    np.testing.assert_array_equal(pixels(page), shown)
+    assert page.locator("#hint").is_hidden()
+
+
+def test_without_classes_there_is_only_the_name(visit):
+    view = View("rollout", block(60, 90, slice(0, 15), slice(60, 90)))
+    page = visit([Subject(f"{letter}.png", photo(60, 90), "", None, (view,)) for letter in "ab"])
+    assert page.inner_text("#subject") == "a.png"
+    assert "%" not in page.inner_text("figure")
+    assert page.inner_text("#subject-1").strip() == "b.png"
+
+
+def test_layers_are_in_the_order_of_the_network(visit):
+    names = [f"blocks.{number}.attn" for number in range(12)]
+    weights = np.full((6, 20), 0.05, np.float32)
+    relations = tuple(Relation(name, weights, QUERIES, KEYS) for name in names)
+    page = visit([Subject("a.png", photo(60, 90), "a", 0.5, (), relations)])
+    assert page.locator("#layer option").all_inner_texts() == names

@@ -2,11 +2,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from visattn.report.curves import draw_confusion, read_confusion
 from visattn.report.figures import DPI, overlay
+from visattn.report.fonts import drawable, fonts_for
 from visattn.report.heatmaps import Answer
 from visattn.report.paths import draw_fixations, draw_paths
-from visattn.report.sheets import draw_channels, draw_comparison, draw_grid, draw_strip
+from visattn.report.sheets import Sheet, draw_channels, draw_comparison, draw_grid, draw_strip
 from visattn.report.views import Channels, Fixations, Relation, Subject, View
+from visattn.training.record import _write_rows
 
 BLUE = (0, 0, 255)  # neither in a heatmap over a grey image nor in the text
 SHAPES = {"wide": (60, 120), "tall": (150, 50), "square": (80, 80), "large": (1500, 2000)}
@@ -287,3 +290,39 @@ def test_paths_of_two_models_are_drawn_on_the_same_images(tmp_path):
 def test_data_that_cannot_be_drawn(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_letters_that_the_usual_font_lacks_come_from_another_one():
+    families, missing = fonts_for("a\u2900")  # an arrow that DejaVu Serif has, which comes with matplotlib too
+    assert len(families) == 2
+    assert not missing
+    assert fonts_for("plain é ж") == (["DejaVu Sans"], set())
+
+
+def test_letters_that_no_font_has_are_said_and_not_drawn_as_boxes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("visattn.report.fonts._others", dict)
+    monkeypatch.setattr("visattn.report.fonts._said", set())
+    names = ["\u732b", "\u72ac", "bird"]
+    draw_confusion(tmp_path / "a.png", np.eye(3, dtype=np.int64), names, "\u732b, validation images")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no installed font has the letters \u72ac\u732b" in line
+    assert drawable(names, "class") == ["class 0", "class 1", "bird"]
+    shape = (30, 40)
+    subject = Subject("\u72ac.png", picture(shape), "\u732b\u732b", 0.5, (View("m", spot(shape)),))
+    draw_comparison(tmp_path / "b.png", [subject], "title")
+
+
+def test_a_subject_without_classes_has_only_its_name(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Sheet, "text", lambda self, x, y, text, *args, **options: drawn.append(text))
+    draw_comparison(
+        tmp_path / "a.png", [Subject("a.png", picture((30, 40)), "", None, (View("m", spot((30, 40))),))], "t"
+    )
+    assert "a.png" in drawn
+    assert not any("%" in text for text in drawn)
+
+
+def test_confusion_is_read_as_it_is_written(tmp_path):
+    names = ["a, b", 'quoted "c"']
+    _write_rows(tmp_path / "confusion.csv", [["truth", *names], [names[0], 3, 1], [names[1], 0, 4]])
+    assert read_confusion(tmp_path / "confusion.csv").tolist() == [[3, 1], [0, 4]]

@@ -1,14 +1,17 @@
 """What the README says is true."""
 
 import re
+import sys
 from itertools import chain
 from pathlib import Path
 
 import pytest
+import timm
 
 import visattn
 from visattn.blocks import base
 from visattn.counting import count_parameters
+from visattn.models.plugins import load_plugin, loaded
 from visattn.registry import Registry
 
 ROOT = Path(__file__).parent.parent
@@ -28,6 +31,10 @@ def test_the_examples_run(monkeypatch, tmp_path):
     assert count_parameters(visattn.create_model("resnet50_cbam")) == 28_089_624
     assert "28,089,624" in README
     assert visattn.create_block("halve", 3).gain.shape == (3, 1, 1)
+    monkeypatch.setattr(timm.models._registry, "_model_entrypoints", dict(timm.models._registry._model_entrypoints))
+    assert load_plugin("my_file.py").registers == {"double_up", "my_cnn"}
+    assert visattn.create_model("my_cnn_double_up", num_classes=3)(names["torch"].zeros(1, 3, 32, 32)).shape == (1, 3)
+    del loaded["my_file"], sys.modules["my_file"]
     skip = names["Skip"](names["nn"].Identity())
     skip(names["x"])
     names["policy_term"](skip, reward=names["torch"].ones(len(names["x"]))).backward()

@@ -1,11 +1,21 @@
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
+import timm
 import torch
 from torch import nn
 
 import visattn
 from visattn.blocks import FAMILIES, base, block_info
+from visattn.core import Attention
+from visattn.hard import RAM
 from visattn.registry import Registry
+from visattn.training.building import create_classifier, create_source
+from visattn.training.settings import Settings
 
+README = (Path(__file__).parent.parent / "README.md").read_text()
 FIRST_24 = [
     *("se", "ese", "cse", "eca", "ge", "gc", "srm", "fca", "gct", "sk", "splat"),
     *("spatial", "sse", "residual", "lka"),
@@ -89,3 +99,61 @@ def test_a_factory_with_kwargs_takes_anything():
 def test_a_taken_name_is_refused():
     with pytest.raises(ValueError, match="block 'se' is already registered"):
         visattn.register_block("se", family="channel", paper="p")(nn.Identity)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int8, np.uint16, torch.tensor], ids=lambda kind: kind.__name__)
+def test_any_integer_is_a_number_of_channels(kind):
+    assert visattn.create_block("se", kind(16)).fc1.in_channels == 16
+    block = visattn.create_block("eca", kind(16), kernel_size=kind(5))
+    assert type(block.conv.kernel_size[0]) is int
+    assert visattn.create_block("ge_theta", 16, size=(kind(7), kind(5))).size == (7, 5)
+    assert Attention(kind(16), heads=kind(4)).heads == 4
+    assert RAM(glimpses=kind(3)).glimpses == 3
+
+
+def test_other_floats_are_numbers_too():
+    assert visattn.create_block("hard", 16, glimpses=np.float32(0.25)).glimpses == 0.25
+    assert visattn.create_block("se", 16, rd_ratio=np.float16(0.5)).fc1.out_channels == 8
+
+
+HALVE = re.search(r"(@visattn.register_block.*?)\n```", README, re.DOTALL)[1]
+
+
+@pytest.fixture
+def halve(_scratch_registry):
+    """The block of the README, which takes neither device nor dtype."""
+    exec(HALVE, {"visattn": visattn, "nn": nn, "torch": torch})
+
+
+@pytest.mark.usefixtures("halve")
+def test_the_readmes_block_goes_where_ours_go(tmp_path):
+    block = visattn.create_block("halve", 4, device="meta", dtype=torch.float64)
+    assert block.gain.device.type == "meta"
+    assert block.gain.dtype == torch.float64
+    assert visattn.create_block("halve", 4, dtype=torch.float16).gain.dtype == torch.float16
+    x = torch.rand(2, 3, 64, 64)
+    model = visattn.create_model("test_resnet_halve", num_classes=3).eval()
+    assert visattn.create_model("test_resnet", attn="halve", attn_options={"gain": 0.25})(x).shape == (2, 1000)
+    visattn.attach(model, "halve", at="layer1", gain=np.float32(0.75), stack=True)
+    visattn.save_model(model, tmp_path / "model", classes=["a", "b", "c"])
+    again, card = visattn.load_model(tmp_path / "model")
+    assert torch.equal(again(x), model(x))
+    assert {each["block"] for each in card["attachments"]} == {"halve"}
+    half = timm.create_model("test_resnet").half()
+    assert visattn.attachments(visattn.attach(half, "halve", at="layer1"))["layer1"].block.gain.dtype == torch.float16
+
+
+@pytest.mark.usefixtures("halve")
+def test_the_readmes_block_is_trained():
+    settings = Settings(model="test_resnet", attn="halve", attn_options={"gain": 0.25})
+    model = create_classifier(settings, create_source(settings)).model
+    assert {type(each.block).__name__ for each in visattn.attachments(model).values()} == {"Halve"}
+    model(torch.rand(2, 3, 64, 64)).sum().backward()
+    assert all(each.block.gain.grad is not None for each in visattn.attachments(model).values())
+
+
+@pytest.mark.usefixtures("_scratch_registry")
+def test_a_factory_that_builds_nothing_is_explained():
+    visattn.register_block("nothing", family="channel", paper="p")(lambda channels: None)
+    with pytest.raises(TypeError, match="block 'nothing' is not a module but NoneType"):
+        visattn.create_block("nothing", 8)

@@ -10,8 +10,8 @@ import visattn
 from tests.models import model_and_images
 from tests.reference.heatmaps import by_hand, rollout, vit
 from tests.test_capture import arrays, small_vit
+from visattn.heatmaps.calls import Fused
 from visattn.heatmaps.geometry import Geometry, Grid, Layer, Tokens
-from visattn.heatmaps.interception import Fused
 from visattn.heatmaps.propagation import Propagation, discard_smallest, fuse_heads
 
 TOKENS = Tokens(torch.tensor([[-2, 0, 1]]), Grid((0.0,), (0.0, 1.0)), ((-1, 0),))
@@ -36,7 +36,7 @@ def matrix(state):
 def test_rollout_by_hand():
     state, layers, maps = three_tokens(by_hand.ROLLOUT_MAPS, normalised=True)
     for layer, each in zip(layers, maps, strict=True):
-        state.add(layer, fuse_heads(each))
+        state.add(layer, [fuse_heads(each)])
         np.testing.assert_allclose(matrix(state).sum(1), 1, atol=1e-12)
     np.testing.assert_allclose(matrix(state), by_hand.ROLLOUT, atol=1e-12)
     np.testing.assert_allclose(state.readout()[0, 0], by_hand.ROLLOUT_CLASS, atol=1e-12)
@@ -45,7 +45,7 @@ def test_rollout_by_hand():
 def test_readout_of_patches_by_hand():
     state, layers, maps = three_tokens(by_hand.ROLLOUT_MAPS, read=(1, 2), normalised=True)
     for layer, each in zip(layers, maps, strict=True):
-        state.add(layer, fuse_heads(each))
+        state.add(layer, [fuse_heads(each)])
     np.testing.assert_allclose(state.readout()[0, 0], by_hand.ROLLOUT_PATCHES, atol=1e-12)
 
 
@@ -53,14 +53,14 @@ def test_readout_of_patches_by_hand():
 def test_fusion_by_hand(fusion, expected):
     state, layers, maps = three_tokens(by_hand.FUSION_MAPS, normalised=True)
     for layer, each in zip(layers, maps, strict=True):
-        state.add(layer, fuse_heads(each, fusion))
+        state.add(layer, [fuse_heads(each, fusion)])
     np.testing.assert_allclose(matrix(state), expected, atol=1e-12)
 
 
 def test_discard_by_hand():
     state, layers, maps = three_tokens(by_hand.DISCARD_MAPS, normalised=True)
     for layer, each in zip(layers, maps, strict=True):
-        state.add(layer, discard_smallest(fuse_heads(each), by_hand.DISCARD, TOKENS))
+        state.add(layer, [discard_smallest(fuse_heads(each), by_hand.DISCARD, TOKENS)])
     np.testing.assert_allclose(matrix(state), by_hand.DISCARD_ROLLOUT, atol=1e-12)
 
 
@@ -68,7 +68,7 @@ def test_discard_by_hand():
 def test_relevance_by_hand(normalised, expected):
     state, layers, maps = three_tokens(by_hand.GRADIENT_MAPS, normalised=normalised)
     for layer, each, gradient in zip(layers, maps, by_hand.GRADIENTS, strict=True):
-        state.add(layer, fuse_heads((each * torch.from_numpy(gradient)).clamp(min=0)))
+        state.add(layer, [fuse_heads((each * torch.from_numpy(gradient)).clamp(min=0))])
     np.testing.assert_allclose(matrix(state), expected, atol=1e-12)
 
 
@@ -185,9 +185,9 @@ def test_rollout_keeps_one_product_and_not_all_maps(monkeypatch):
     most = []
     original = Fused.weights
 
-    def weights(self):
+    def weights(self, *rows):
         most.append(sum(each() is not None for each in alive))
-        result = original(self)
+        result = original(self, *rows)
         alive.append(weakref.ref(result))
         return result
 

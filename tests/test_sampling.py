@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.reference import hard as oracle
 from visattn.core.sampling import draw_log_prob, entropy, k_hot, perturbed_top_k, straight_through_top_k, top_k
@@ -79,3 +81,35 @@ def test_perturbed_top_k_and_its_gradient(k, sigma):
     assert ((jacobian - exact_jacobian).abs() < 4 / (sigma * draws**0.5)).all()
     cosine = torch.cosine_similarity(jacobian.flatten(), exact_jacobian.flatten(), 0)
     assert cosine > 0.995  # a widely copied implementation reaches 0.970
+
+
+def test_the_gradient_of_perturbed_top_k_is_the_mean_of_the_products():
+    """E[T_i z_j] / sigma, written out for the same draws."""
+    energies = torch.randn(3, 20, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(5)
+    chosen = perturbed_top_k(energies, 4, sigma=0.3, samples=11)
+    torch.manual_seed(5)
+    noise = torch.randn(3, 11, 20, dtype=torch.float64)
+    ones = k_hot((energies.detach()[:, None] + 0.3 * noise).topk(4).indices, 20).double()
+    jacobian = torch.einsum("bsi,bsj->bij", ones, noise) / (0.3 * 11)
+    weights = torch.randn(3, 20, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((chosen * weights).sum(), energies)
+    torch.testing.assert_close(gradient, torch.einsum("bij,bi->bj", jacobian, weights))
+    torch.testing.assert_close(chosen.detach(), ones.mean(1))
+
+
+def test_perturbed_top_k_never_writes_its_jacobian_out():
+    batch, samples, count = 2, 3, 300
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            largest = max([largest, *(t.numel() for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor))])
+            return out
+
+    energies = torch.randn(batch, count, requires_grad=True)
+    with Watch():
+        perturbed_top_k(energies, 5, sigma=0.1, samples=samples).square().sum().backward()
+    assert largest == batch * samples * count

@@ -88,3 +88,62 @@ def test_non_local_scales_by_the_wrong_width_in_timm():
 def test_coordinate_attention_has_another_width_in_timm():
     assert count_parameters(visattn.create_block("coord", 320)) == 10_270
     assert count_parameters(timm.layers.coord_attn.CoordAttn(320)) == 15_392
+
+
+SIZES = [(64, 64), (96, 96), (128, 128), (160, 160), (224, 224), (288, 288), (128, 192), (320, 240)]
+NAMES = timm.list_models(module="visattn")
+
+
+def runs_where_it_says(name):
+    """At the sizes that its configuration allows, and at no other."""
+    model = timm.create_model(name).eval().to("meta")
+    config = model.pretrained_cfg
+    channels, *native = config["input_size"]
+    smallest = config.get("min_input_size")
+    assert smallest == timm.get_pretrained_cfg(name).min_input_size
+    for size in SIZES:
+        allowed = tuple(native) == size if config.get("fixed_input_size") else True
+        if smallest is not None:
+            allowed = all(side >= least for side, least in zip(size, smallest[1:], strict=True))
+        image = torch.empty(1, channels, *size, device="meta")
+        if allowed:
+            assert model(image).shape == (1, model.num_classes)
+        else:
+            with pytest.raises((ValueError, AssertionError)) as error:  # timm asserts
+                model(image)
+            assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("resnet18_ge_theta", "resnet18_ge_theta_plus", "resnet18_fca", "resnet18_mhsa", "resnet18_hard"),
+        *("vit_tiny_patch16_224_cosine", "glimpse_resnet18"),
+    ],
+)
+def test_a_name_runs_at_the_sizes_that_its_configuration_states(name):
+    runs_where_it_says(name)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"ram"}))
+def test_every_name_runs_at_the_sizes_that_its_configuration_states(name):
+    runs_where_it_says(name)
+
+
+def test_ram_runs_at_any_size():
+    model = timm.create_model("ram").eval()
+    for size in [*SIZES, (5, 9)]:
+        assert model(torch.rand(1, 1, *size)).shape == (1, 10)
+
+
+def test_gather_excite_runs_at_any_size_when_it_is_told_to():
+    model = visattn.create_model("resnet18", attn="ge_theta", attn_options={"size": None}).eval()
+    assert model.pretrained_cfg.get("min_input_size") is None
+    assert model(torch.rand(1, 3, 64, 96)).shape == (1, 1000)
+
+
+def test_fewer_glimpses_need_less_room():
+    model = visattn.create_model("glimpse_resnet18", glimpses=1, glimpse_size=64).eval()
+    assert model.pretrained_cfg["min_input_size"] == (3, 64, 64)
+    assert model(torch.rand(1, 3, 64, 64)).shape == (1, 1000)

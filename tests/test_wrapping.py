@@ -296,7 +296,7 @@ def test_what_is_new_learns_faster(name, decay):
 
 
 def test_a_factor_below_zero_is_refused():
-    with pytest.raises(ValueError, match="--new-lr-factor must be above zero, got -1"):
+    with pytest.raises(ValueError, match="--new-lr-factor must be above 0, got -1"):
         Settings(new_lr_factor=-1)
 
 

@@ -1,19 +1,70 @@
-"""Files that come with visattn, and how it writes its own: whole, or not at all."""
+"""Files that come with visattn, how it writes its own (whole, or not at all), and how it reads those of others."""
 
 from __future__ import annotations
 
+import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _PACKAGE = Path(__file__).parent
+
+SPECIAL = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def configs_folder() -> Path:
     """``configs``: inside the package when it is installed, beside it in a clone of the repository."""
     inside = _PACKAGE / "configs"
     return inside if inside.is_dir() else _PACKAGE.parent / "configs"
+
+
+def read_bytes(path: str | Path, limit: int) -> bytes:
+    """The content of a regular file of at most so many bytes; anything else raises `OSError`.
+
+    A pipe would be waited for, and a device never ends.
+    """
+    check_regular(os.stat(path).st_mode)
+    with open(path, "rb", opener=_open_without_waiting) as stream:
+        status = os.fstat(stream.fileno())
+        check_regular(status.st_mode)  # it may be another one by now
+        content = stream.read(limit + 1) if status.st_size <= limit else b""
+        if status.st_size > limit or len(content) > limit:
+            raise OSError(None, f"larger than the {limit / 1e6:g} MB that are read")
+        return content
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def check_regular(mode: int) -> None:
+    """Raise unless it is the mode of a regular file."""
+    if not stat.S_ISREG(mode):
+        raise OSError(None, f"{SPECIAL.get(stat.S_IFMT(mode), 'something else')}, not a file")
+
+
+def reason(error: Exception) -> str:
+    """What an error says, without its number and the name of the file."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def read_text(path: str | Path, limit: int) -> str:
+    """The text of a regular file of at most so many bytes; anything else raises `ValueError`."""
+    try:
+        return read_bytes(path, limit).decode()
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {reason(error)}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{str(path)!r} is not a text file (UTF-8)") from None
 
 
 @contextmanager
@@ -33,3 +84,27 @@ def replacing(path: str | Path) -> Iterator[Path]:
         ) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def to_json(content: Any) -> str:
+    """Text that every reader of JSON takes; NaN and infinite numbers, which JSON does not have, raise."""
+    try:
+        return json.dumps(content, indent=2, allow_nan=False) + "\n"
+    except ValueError as error:
+        raise ValueError("there is a number that is not finite (NaN or infinite), which JSON cannot hold") from error
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Write a JSON file, at once."""
+    text = to_json(content)
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def made_by(manifest: Path) -> str | None:
+    """Who wrote a manifest, as it says itself; None if it does not exist or does not say."""
+    try:
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return content.get("made_by") if isinstance(content, dict) else None

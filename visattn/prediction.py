@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.heatmaps.targets import class_names
-from visattn.models.survey import evaluating
+from visattn.models.survey import evaluating, why_refused
 
 if TYPE_CHECKING:
     from visattn.data.images import InMemory
@@ -140,17 +140,21 @@ class Predictor:
     def _logits(self, x: Tensor) -> Tensor:
         """(B, classes) on the CPU."""
         like = next((p for p in self.model.parameters() if p.is_floating_point()), x)
+        if like.is_meta:
+            raise ValueError("the model or the image is on the meta device, where tensors have no numbers")
         try:
             with evaluating(self.model), torch.no_grad():
                 output: Any = self.model(x.to(like.device, like.dtype))
         except torch.OutOfMemoryError as error:
             raise ValueError("the device has not enough memory: lower the batch size") from error
-        except (AssertionError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ValueError(f"the model does not take images of {_times(x.shape[1:])} ({reason})") from error
-        if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
+        except Exception as error:  # a network can refuse an image in any way it likes
+            said = why_refused(error)
+            raise ValueError(f"the model does not take images of {_times(x.shape[1:])} ({said})") from error
+        if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2 or output.is_complex():
             what = f"a tensor {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
             raise ValueError(f"a classifier returns (batch, classes) with two classes or more, this model {what}")
+        if len(output) != len(x):
+            raise ValueError(f"a classifier returns a row for every image, this model {len(output)} for {len(x)}")
         logits = output.float().cpu()
         if not logits.isfinite().all():
             raise ValueError("the model's numbers for these images are not finite (NaN or infinite)")
@@ -162,6 +166,8 @@ def open_model(name: str | None, weights: str | None, device: str | torch.device
     from visattn.data.preparation import Preparation
     from visattn.models.saved import open_trained
 
+    if weights == "":
+        raise ValueError("the path of the model is empty")
     place = _device(device)
     trained = open_trained(name, weights)
     trained.model.to(place)
@@ -172,9 +178,12 @@ def _device(name: str | torch.device | None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.empty(1, device=name).device
+        device = torch.empty(1, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {str(name)!r} cannot be used: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"device {str(name)!r} cannot be used: {why_refused(error)}") from error
+    if device.type == "meta":
+        raise ValueError("device 'meta' cannot be used: tensors there have no numbers")
+    return device
 
 
 def _inputs(

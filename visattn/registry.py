@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+LONGEST = 300  # letters of a list of names that a person still reads
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Say which of the known names come closest to a wrong one.
+
+def suggest(name: object, known: Iterable[str]) -> str:
+    """Say which of the known names come closest to a wrong one, or to what was given instead of a name.
 
     >>> suggest("cbm", ["se", "cbam", "bam"])
     "did you mean 'cbam' or 'bam'?"
     """
-    names = sorted(known)
-    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    names = sorted(known, key=_with_numbers)
+    close = difflib.get_close_matches(str(name).lower(), names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
-    more = f" and {len(names) - 40} more" if len(names) > 40 else ""
-    return f"known: {', '.join(names[:40]) or 'none'}{more}"
+    said = names[:40]
+    while len(", ".join(said)) > LONGEST:
+        said.pop()
+    more = f" and {len(names) - len(said)} more" if len(names) > len(said) else ""
+    return f"known: {', '.join(said) or 'none'}{more}"
+
+
+def _with_numbers(name: str) -> list[tuple[int, str]]:
+    """So that numbers in names are in order.
+
+    >>> sorted(["blocks.10", "blocks.2"], key=_with_numbers)
+    ['blocks.2', 'blocks.10']
+    """
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 class Registry(Generic[T]):
@@ -46,8 +61,8 @@ class Registry(Generic[T]):
         self._entries[name] = entry
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._entries:
-            raise ValueError(f"unknown {self.kind} {name!r}: {suggest(str(name), self._entries)}")
+        if not isinstance(name, str) or name not in self._entries:
+            raise ValueError(f"unknown {self.kind} {name!r}: {suggest(name, self._entries)}")
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, reduced, register_block
+from visattn.core.arguments import positive
 
 
 @register_block("bam", family="mixed", paper="Park et al., BMVC 2018, arXiv:1807.06514")
@@ -46,6 +47,7 @@ class BAM(Gate):
         dtype: Any = None,
     ) -> None:
         super().__init__()
+        positive("bam", dilation=dilation)
         factory = {"device": device, "dtype": dtype}
         hidden = reduced(channels, rd_ratio)
         self.channel = nn.Sequential(

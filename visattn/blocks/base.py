@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from visattn.core.arguments import numbers, whole
 from visattn.registry import Registry, suggest
 
 FAMILIES = ("channel", "spatial", "mixed", "self", "hard")
@@ -29,6 +31,8 @@ class BlockInfo:
 
 
 BLOCKS: Registry[BlockInfo] = Registry("block")
+NAME = re.compile(r"[A-Za-z0-9]+(_[A-Za-z0-9]+)*")
+RESERVED: dict[str, str] = {}  # names that no block can have, and why; for those who know what else has a name
 
 
 def register_block(name: str, *, family: str, paper: str) -> Callable[[Factory], Factory]:
@@ -39,10 +43,23 @@ def register_block(name: str, *, family: str, paper: str) -> Callable[[Factory],
         family: ``channel``, ``spatial``, ``mixed``, ``self`` or ``hard``.
         paper: where the block comes from.
     """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(
+            "a block's name becomes part of the names of models: letters, digits and single underscores between them, "
+            f"got {name!r}"
+        )
+    if name in RESERVED:
+        raise ValueError(f"a block cannot be named {name!r}: {RESERVED[name]}")
     if family not in FAMILIES:
         raise ValueError(f"unknown block family {family!r}: {suggest(family, FAMILIES)}")
+    if not isinstance(paper, str) or not paper.strip():
+        raise ValueError(f"block {name!r} needs a paper: where it comes from, in words, got {paper!r}")
 
     def register(factory: Factory) -> Factory:
+        if not callable(factory) or isinstance(factory, nn.Module):
+            raise TypeError(
+                f"block {name!r} needs a class, or a function of the number of channels, got {type(factory).__name__}"
+            )
         BLOCKS.add(name, BlockInfo(name, factory, family, paper))
         return factory
 
@@ -60,29 +77,42 @@ def list_blocks(pattern: str = "*", *, family: str | None = None) -> list[str]:
     >>> list_blocks("nonlocal*", family="self")
     ['nonlocal', 'nonlocal_concat', 'nonlocal_dot', 'nonlocal_gaussian']
     """
+    if not isinstance(pattern, str):
+        raise TypeError(f"pattern is a name or a glob, such as 'nonlocal*', got {pattern!r}")
     if family is not None and family not in FAMILIES:
         raise ValueError(f"unknown block family {family!r}: {suggest(family, FAMILIES)}")
     return [name for name in BLOCKS if fnmatch.fnmatchcase(name, pattern) and family in (None, BLOCKS[name].family)]
 
 
-def create_block(name: str, channels: int, **kwargs: Any) -> nn.Module:
+def create_block(name: str, channels: int, /, **kwargs: Any) -> nn.Module:
     """Build a block by name: a module (B, C, H, W) -> (B, C, H, W).
+
+    ``device`` and ``dtype`` can be given for any block; one that does not take them itself is moved there.
 
     >>> create_block("se", 64, rd_ratio=1 / 8).fc1
     Conv2d(64, 8, kernel_size=(1, 1), stride=(1, 1))
     """
     factory = BLOCKS[name].factory
     parameters = list(inspect.signature(factory).parameters.values())
+    elsewhere: dict[str, Any] = {}
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         valid = [p.name for p in parameters[1:]]
+        elsewhere = {key: kwargs.pop(key) for key in ("device", "dtype") if key in kwargs and key not in valid}
         for key in kwargs:
             if key not in valid:
                 raise TypeError(
                     f"block {name!r} has no argument {key!r}: {suggest(key, valid)} (valid: {', '.join(valid)})"
                 )
-    if not isinstance(channels, int) or channels < 1:
+    width = whole(channels)
+    if width is None or width < 1:
         raise ValueError(f"block {name!r} needs a positive number of channels, got {channels!r}")
-    return factory(channels, **kwargs)
+    block = factory(width, **numbers(f"block {name!r}", factory, kwargs))
+    if not isinstance(block, nn.Module):
+        raise TypeError(f"block {name!r} is not a module but {type(block).__name__}: its factory must return one")
+    for module in block.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.register_forward_pre_hook(SeveralNumbers(name))
+    return block.to(elsewhere.get("device"), elsewhere.get("dtype")) if any(elsewhere.values()) else block
 
 
 def reduced(channels: int, rd_ratio: float, *, minimum: int = 1) -> int:
@@ -91,9 +121,31 @@ def reduced(channels: int, rd_ratio: float, *, minimum: int = 1) -> int:
     >>> reduced(64, 1 / 16), reduced(64, 1 / 32, minimum=8)
     (4, 8)
     """
-    if rd_ratio <= 0:
+    if not rd_ratio > 0:
         raise ValueError(f"rd_ratio must be above zero, got {rd_ratio}")
+    if minimum < 1:
+        raise ValueError(f"rd_min must be at least one, got {minimum}")
     return max(minimum, int(channels * rd_ratio))
+
+
+class SeveralNumbers:
+    """A hook of batch norm, which says what to do where there is but one number to take statistics of.
+
+    Args:
+        block: whose batch norm it is.
+    """
+
+    def __init__(self, block: str) -> None:
+        self.block = block
+
+    def __call__(self, norm: nn.Module, args: tuple[Tensor]) -> None:
+        """Raise before PyTorch does."""
+        (x,) = args
+        if norm.training and x.numel() == x.shape[1]:
+            raise ValueError(
+                f"the batch norm of block {self.block!r} sees one number per channel, so it cannot be trained on a "
+                "single image: take batches of two or more, or put it into evaluation mode"
+            )
 
 
 class Gate(nn.Module, ABC):

@@ -46,18 +46,18 @@ class DoubleAttention(nn.Module):
         self.out = nn.Conv2d(hidden, channels, 1, device=device, dtype=dtype)
 
     def _gather_distribute(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        gather = F.softmax(self.gather(x).flatten(2), dim=2)  # (B, n, N), sums to one over positions
-        distribute = F.softmax(self.distribute(x).flatten(2), dim=1)  # (B, n, N), over descriptors
+        gather = F.softmax(self.gather(x).flatten(-2), dim=-1)  # (B, n, N), sums to one over positions
+        distribute = F.softmax(self.distribute(x).flatten(-2), dim=-2)  # (B, n, N), over descriptors
         return gather, distribute
 
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other through the descriptors, (B, 1, N, N)."""
         gather, distribute = self._gather_distribute(x)
-        return (distribute.mT @ gather).unsqueeze(1)
+        return (distribute.mT @ gather).unsqueeze(-3)
 
     def forward(self, x: Tensor) -> Tensor:
         """The input plus what was distributed, (B, C, H, W)."""
         gather, distribute = self._gather_distribute(x)
-        descriptors = self.features(x).flatten(2) @ gather.mT  # (B, m, n)
-        z = (descriptors @ distribute).unflatten(2, x.shape[2:])  # (B, m, H, W)
+        descriptors = self.features(x).flatten(-2) @ gather.mT  # (B, m, n)
+        z = (descriptors @ distribute).unflatten(-1, x.shape[-2:])  # (B, m, H, W)
         return x + self.out(z)

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, reduced, register_block
+from visattn.core.precision import precise
 
 TOP16 = (  # (u along the height, v along the width), best first
     *((0, 0), (0, 1), (6, 0), (0, 5), (0, 2), (1, 0), (1, 2), (4, 0)),
@@ -73,10 +74,12 @@ class FrequencyChannel(Gate):
         if size < 7:
             raise ValueError(f"the frequencies are chosen on a 7x7 grid, so size must be at least 7, got {size}")
         self.size = size
-        frequency = torch.tensor(TOP16, device=device, dtype=dtype or torch.get_default_dtype()) * (size // 7)
+        # The angles are large numbers, which half precision would round.
+        dtype = dtype or torch.get_default_dtype()
+        frequency = precise(torch.tensor(TOP16, device=device, dtype=dtype)) * (size // 7)
         u, v = frequency[torch.arange(channels, device=device) * len(TOP16) // channels].unbind(1)
-        self.register_buffer("rows", cosine_basis(u, size), persistent=False)  # (C, S)
-        self.register_buffer("columns", cosine_basis(v, size), persistent=False)
+        self.register_buffer("rows", cosine_basis(u, size).to(dtype), persistent=False)  # (C, S)
+        self.register_buffer("columns", cosine_basis(v, size).to(dtype), persistent=False)
         hidden = reduced(channels, rd_ratio)
         self.fc1 = nn.Conv2d(channels, hidden, 1, bias=False, device=device, dtype=dtype)
         self.fc2 = nn.Conv2d(hidden, channels, 1, bias=False, device=device, dtype=dtype)

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
+from visattn.core.arguments import positive
+from visattn.core.precision import precise
 
 
 @register_block("gct", family="channel", paper="Yang et al., CVPR 2020, arXiv:1909.11519")
@@ -38,6 +40,7 @@ class GatedChannel(Gate):
 
     def __init__(self, channels: int, *, eps: float = 1e-5, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
+        positive("gct", eps=eps)
         self.eps = eps
         self.alpha = nn.Parameter(torch.empty(channels, device=device, dtype=dtype))
         self.gamma = nn.Parameter(torch.empty(channels, device=device, dtype=dtype))
@@ -52,6 +55,6 @@ class GatedChannel(Gate):
 
     def attention(self, x: Tensor) -> Tensor:
         """Channel gate (B, C, 1, 1), between 0 and 2."""
-        s = self.alpha * (x.square().sum((2, 3)) + self.eps).sqrt()  # (B, C)
+        s = self.alpha * (precise(x).square().sum((2, 3)) + self.eps).sqrt()  # (B, C)
         normalised = self.gamma * s * (s.square().mean(1, keepdim=True) + self.eps).rsqrt()
-        return (1 + torch.tanh(normalised + self.beta))[..., None, None]
+        return (1 + torch.tanh(normalised + self.beta)).to(x.dtype)[..., None, None]

@@ -94,6 +94,8 @@ class GatherExciteTheta(Gate):
         self.size = (size, size) if isinstance(size, int) else size
         layers: list[nn.Module] = []
         if self.size is not None:
+            if len(self.size) != 2 or min(self.size) < 1:
+                raise ValueError(f"size is the height and width of a map, got {size}")
             layers += [nn.Conv2d(channels, channels, self.size, groups=channels, bias=False, **factory)]
             layers += [nn.BatchNorm2d(channels, **factory)]
         else:
@@ -107,7 +109,10 @@ class GatherExciteTheta(Gate):
 
     def _gathered(self, x: Tensor) -> Tensor:
         if self.size is not None and (x.shape[2] < self.size[0] or x.shape[3] < self.size[1]):
-            raise ValueError(f"built for maps of {self.size} or larger, got {tuple(x.shape[2:])}")
+            raise ValueError(
+                f"gather-excite was built for maps of {self.size} or larger, got {tuple(x.shape[2:])}: take larger "
+                "images, or size=None, which fits all maps"
+            )
         return self.gather(x)
 
     def attention(self, x: Tensor) -> Tensor:

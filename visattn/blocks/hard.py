@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from visattn.blocks.base import reduced, register_block
 from visattn.core.decisions import Decides, Decision
+from visattn.core.precision import precise
 from visattn.core.sampling import draw_log_prob, entropy, k_hot, straight_through_top_k, top_k
 from visattn.registry import suggest
 
@@ -95,7 +96,7 @@ class HardWindows(Decides):
         if self.window > min(height, width):
             raise ValueError(f"a window of {self.window} x {self.window} does not fit into a map of {height} x {width}")
         e = self.fc2(F.relu(self.fc1(x)))
-        return F.avg_pool2d(e, self.window, stride=1).to(torch.promote_types(x.dtype, torch.float32))
+        return precise(F.avg_pool2d(e, self.window, stride=1))
 
     def number(self, windows: int) -> int:
         """How many of so many windows are seen."""
@@ -213,5 +214,5 @@ class HardAttention(HardWindows):
 
 def _one_of(what: str, name: str, choices: Any) -> str:
     if name not in get_args(choices):
-        raise ValueError(f"unknown {what} {name!r}: {suggest(str(name), get_args(choices))}")
+        raise ValueError(f"unknown {what} {name!r}: {suggest(name, get_args(choices))}")
     return name

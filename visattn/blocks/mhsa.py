@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import register_block
+from visattn.core.arguments import positive
 from visattn.core.attention import fused_attention
 from visattn.core.scores import dot
 
@@ -67,6 +68,7 @@ class MultiHeadSelfAttention2d(nn.Module):
 
     def __init__(self, channels: int, *, heads: int = 4, size: int = 14, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
+        positive("mhsa", size=size)
         if heads < 1 or channels % heads:
             raise ValueError(f"{heads} heads do not divide {channels} channels")
         factory = {"device": device, "dtype": dtype}
@@ -99,7 +101,7 @@ class MultiHeadSelfAttention2d(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other, (B, heads, N, N)."""
         query, key, _ = self._tokens(x)
-        return F.softmax(dot(query, key) * self.head_dim**-0.5, dim=-1)
+        return F.softmax(dot(query, key) * self.head_dim**-0.5, dim=-1).to(x.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C, H, W)."""

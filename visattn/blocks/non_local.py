@@ -153,15 +153,23 @@ class NonLocalGaussian(PairwiseBlock):
         return tokens(x), tokens(self._pooled(x))
 
 
+def _shared_out(a: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Both factors divided by sqrt(N), so that a product is divided by N before its sum can grow too large for half."""
+    share = keys.shape[1] ** -0.5
+    return a * share, keys * share
+
+
 @register_block("nonlocal_dot", family="self", paper=PAPER)
 class NonLocalDot(EmbeddedBlock):
     """Dot product, divided by the number of keys. Arguments: see :class:`PairwiseBlock`."""
 
     def _weights(self, query: Tensor, key: Tensor) -> Tensor:
-        return dot(query, key) / key.shape[1]
+        query, key = _shared_out(query, key)
+        return dot(query, key).to(query.dtype)
 
     def _context(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return query @ (key.mT @ value) / key.shape[1]
+        key, value = _shared_out(key, value)
+        return query @ (key.mT @ value)
 
 
 @register_block("nonlocal_concat", family="self", paper=PAPER)

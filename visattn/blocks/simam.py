@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 
 from visattn.blocks.base import Gate, register_block
+from visattn.core.arguments import positive
+from visattn.core.precision import precise
 
 
 @register_block("simam", family="mixed", paper="Yang et al., ICML 2021, PMLR 139")
@@ -39,16 +41,16 @@ class SimAM(Gate):
     def __init__(self, channels: int, *, lam: float = 1e-4, device: Any = None, dtype: Any = None) -> None:
         del device, dtype  # nothing to place
         super().__init__()
-        if lam <= 0:
-            raise ValueError(f"lam must be above zero, got {lam}")
+        positive("simam", lam=lam)
         self.channels = channels
         self.lam = lam
 
     def attention(self, x: Tensor) -> Tensor:
         """Gate (B, C, H, W), between 0.62 and 1."""
-        d = (x - x.mean((2, 3), keepdim=True)).square()
+        pixels = precise(x)
+        d = (pixels - pixels.mean((2, 3), keepdim=True)).square()
         variance = d.sum((2, 3), keepdim=True) / max(1, x.shape[2] * x.shape[3] - 1)
-        return torch.sigmoid(d / (4 * (variance + self.lam)) + 0.5)
+        return torch.sigmoid(d / (4 * (variance + self.lam)) + 0.5).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Arguments, for print(model)."""

@@ -54,6 +54,8 @@ class SelectiveKernel(nn.Module):
         super().__init__()
         factory = {"device": device, "dtype": dtype}
         groups = math.gcd(channels, 32) if groups is None else groups
+        if groups < 1 or channels % groups:
+            raise ValueError(f"{groups} groups do not divide {channels} channels")
         hidden = reduced(channels, rd_ratio, minimum=rd_min)
         self.branches = nn.ModuleList(
             nn.Sequential(

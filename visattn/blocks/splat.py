@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import reduced, register_block
+from visattn.core.arguments import positive
 
 
 @register_block("splat", family="channel", paper="Zhang et al., CVPRW 2022, arXiv:2004.08955")
@@ -53,6 +54,7 @@ class SplitAttention(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
+        positive("splat", radix=radix, groups=groups)
         if channels % (radix * groups):
             raise ValueError(f"{channels} channels cannot be divided into {radix} splits x {groups} groups")
         factory = {"device": device, "dtype": dtype}

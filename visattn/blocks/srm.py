@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
+from visattn.core.precision import precise
 
 
 @register_block("srm", family="channel", paper="Lee et al., ICCV 2019, arXiv:1903.10829")
@@ -45,7 +46,7 @@ class StyleRecalibration(Gate):
 
     def attention(self, x: Tensor) -> Tensor:
         """Channel gate (B, C, 1, 1)."""
-        pixels = x.flatten(2)  # (B, C, N)
+        pixels = precise(x).flatten(2)  # (B, C, N)
         variance, mean = torch.var_mean(pixels, dim=-1, correction=min(1, pixels.shape[-1] - 1))
         style = self.weight[:, 0] * mean + self.weight[:, 1] * (variance + 1e-5).sqrt()  # (B, C)
-        return torch.sigmoid(self.bn(style[..., None, None]))
+        return torch.sigmoid(self.bn(style.to(x.dtype)[..., None, None]))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import visattn
 from visattn.cli import blocks, heatmap, predict
+from visattn.models.plugins import load_plugin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,8 +25,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     heatmap.add_command(commands)
     predict.add_command(commands)
     blocks.add_command(commands)
+    for name, command in commands.choices.items():
+        if name != "train":
+            command.add_argument(
+                "--plugin",
+                metavar="CODE",
+                action="append",
+                default=[],
+                help="code of your own: my_file.py or my.module",
+            )
     arguments = parser.parse_args(argv)
     try:
+        for name, value in vars(arguments).items():
+            if value == "":
+                raise ValueError(f"--{name.replace('_', '-')} is empty")
+        for name in arguments.plugin:
+            load_plugin(name)
         return arguments.run(arguments)
     except (ValueError, OSError) as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -22,23 +22,28 @@ def run(arguments: argparse.Namespace) -> int:
 
     from visattn.blocks import block_info, create_block, list_blocks
     from visattn.counting import count_macs, count_parameters
+    from visattn.models.card import shown
     from visattn.registry import suggest
 
     names = list_blocks(arguments.pattern, family=arguments.family)
     if not names:
         where = f"the family {arguments.family!r}" if arguments.family else "any family"
         raise ValueError(
-            f"no block matches {arguments.pattern!r} in {where}: {suggest(arguments.pattern, list_blocks())}"
+            f"no block matches {shown(arguments.pattern)} in {where}: {suggest(arguments.pattern, list_blocks())}"
         )
     table = Table("name", "family", caption=f"{len(names)} blocks; parameters at C=256, MACs at 256x14x14")
     table.add_column("parameters", justify="right")
     table.add_column("MACs", justify="right")
     table.add_column("paper")
     for name in names:
-        block, info = create_block(name, 256), block_info(name)
-        table.add_row(
-            name, info.family, f"{count_parameters(block):,}", f"{count_macs(block, 1, 256, 14, 14):,}", info.paper
-        )
+        info = block_info(name)
+        try:
+            block = create_block(name, 256)
+            parameters, macs = count_parameters(block), count_macs(block, 1, 256, 14, 14)
+        except (Exception, SystemExit) as error:  # a block of a plugin can do anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise ValueError(f"block {name!r} does not work with 256 channels of 14 x 14: {reason}") from error
+        table.add_row(name, info.family, f"{parameters:,}", f"{macs:,}", info.paper)
     # In a pipe or a file there is no window to fit: keep every row on one line.
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     return 0

@@ -15,10 +15,11 @@ from torch import Tensor
 from visattn.data.preparation import Preparation
 from visattn.heatmaps import Explanation, attention_heads, explain, relate
 from visattn.heatmaps.gates import Relation as Related
-from visattn.heatmaps.request import classifier_output
-from visattn.heatmaps.targets import class_names
+from visattn.heatmaps.request import class_scores
+from visattn.heatmaps.targets import class_names, number_of_classes
 from visattn.models.saved import Trained
-from visattn.report.views import Channels, Fixations, Relation, Subject, View
+from visattn.models.survey import evaluating
+from visattn.report.views import Channels, Fixations, Relation, Subject, View, with_probability
 
 LAYERS = 12  # whose relations are shown
 
@@ -31,7 +32,7 @@ class Question:
 
     Args:
         methods: that fit the model.
-        target: the class to explain; the predicted one if None.
+        target: the class to explain; if None the predicted one, as far as the model has classes.
         heads: the attention of single heads is wanted,
         head_layers, head_numbers: of these layers and heads; all if None.
         patches: what every patch attends to is wanted.
@@ -53,7 +54,7 @@ class Finding:
         subject: for sheets and the page.
         heatmaps: by method, at the model's resolution.
         layers: by method, where they come from.
-        said: the predicted class and the target, with their probabilities.
+        said: the predicted class and the target, with their probabilities; None for what there is not.
         depth: the rollout after each layer, as large as the image.
         heads: the attention of single heads by layer and head, as large as the image.
     """
@@ -77,24 +78,41 @@ class Examiner:
 
     def __init__(self, trained: Trained, preparation: Preparation, question: Question) -> None:
         self.model, self.preparation, self.question = trained.model, preparation, question
-        self.classes = trained.classes or class_names(_number_of_classes(trained))
+        self.number, self.classes = classes_of(trained, preparation)
         self.failures: dict[str, str] = {}
 
-    def name(self, index: int) -> str:
+    def _name(self, index: int) -> str:
         """The first of the names of a class, or its number."""
         return str(index) if self.classes is None else self.classes[index].split(",")[0]
 
-    def label(self, index: int) -> str:
+    def _label(self, index: int | None, probability: float | None = None) -> str:
         """A class in a picture, where a mere number would look like a part of the probability."""
-        name = self.name(index)
-        return f"class {name}" if name.isdecimal() else name
+        if index is None:
+            return ""
+        name = self._name(index)
+        return with_probability(f"class {name}" if name.isdecimal() else name, probability)
+
+    def _said(self, probabilities: Tensor | None) -> dict[str, Any]:
+        """What the manifest has of an image; a model with one class gives no probability."""
+        predicted = None if probabilities is None else int(probabilities.argmax())
+        target = predicted if self.question.target is None else self.question.target
+        said: dict[str, Any] = {}
+        for index, prefix, key in ((target, "", "target"), (predicted, "predicted_", "predicted")):
+            share = None if probabilities is None or index is None else float(probabilities[index])
+            said[key] = index
+            said[f"{prefix}class"] = None if index is None else self._name(index)
+            said[f"{prefix}probability"] = share if self.number > 1 else None
+        return said
 
     def examine(self, names: Sequence[str], images: Sequence[NDArray[np.uint8]]) -> list[Finding]:
         """All that is asked, for some images (H, W, 3)."""
         question = self.question
         x = self.preparation.batch(images).to(next(self.model.parameters()).device)
         with torch.no_grad():
-            probabilities = classifier_output(self.model(x)).float().softmax(1).cpu()
+            scores = class_scores(self.model, self.model(x))
+        if scores is not None and not scores.isfinite().all():
+            raise ValueError("the model's numbers for these images are not finite (NaN or infinite): are its weights?")
+        probabilities = None if scores is None else scores.float().softmax(1).cpu()
         explained: dict[str, Explanation] = {}
         for method in question.methods:
             try:
@@ -109,7 +127,15 @@ class Examiner:
             related |= explained["gates"].extra.get("relations", {})
         shown = [self.preparation.shown(image) for image in images]
         return [
-            self._finding(number, name, picture, probabilities[number], explained, heads, related)
+            self._finding(
+                number,
+                name,
+                picture,
+                None if probabilities is None else probabilities[number],
+                explained,
+                heads,
+                related,
+            )
             for number, (name, picture) in enumerate(zip(names, shown, strict=True))
         ]
 
@@ -118,7 +144,7 @@ class Examiner:
         number: int,
         name: str,
         picture: NDArray[np.uint8],
-        probabilities: Tensor,
+        probabilities: Tensor | None,
         explained: Mapping[str, Explanation],
         heads: Mapping[tuple[str, int], Tensor],
         related: Mapping[str, Related],
@@ -126,9 +152,8 @@ class Examiner:
         def fitted(heatmap: Tensor) -> Heatmap:
             return fit_heatmap(heatmap[number], picture.shape[:2])
 
-        predicted = int(probabilities.argmax())
-        target = predicted if self.question.target is None else self.question.target
-        about = f"{self.label(target)} {probabilities[target]:.0%}"
+        said = self._said(probabilities)
+        about = self._label(said["target"], said["probability"])
         views = tuple(
             View(method, fitted(each.heatmap), _note(each), about if each.of_class else "")
             for method, each in explained.items()
@@ -137,8 +162,8 @@ class Examiner:
         subject = Subject(
             name,
             picture,
-            self.label(predicted),
-            float(probabilities[predicted]),
+            self._label(said["predicted"]),
+            said["predicted_probability"],
             views,
             tuple(_relation(layer, each, number) for layer, each in related.items()),
             tuple(Channels(block, _array(weights[number])) for block, weights in channels.items()),
@@ -150,14 +175,7 @@ class Examiner:
             subject,
             {method: _array(each.heatmap[number]) for method, each in explained.items()},
             {method: each.layers for method, each in explained.items()},
-            {
-                "target": target,
-                "class": self.name(target),
-                "probability": float(probabilities[target]),
-                "predicted": predicted,
-                "predicted_class": self.name(predicted),
-                "predicted_probability": float(probabilities[predicted]),
-            },
+            said,
             {layer: fitted(frame) for layer, frame in frames},
             {key: fitted(each) for key, each in heads.items()},
         )
@@ -170,9 +188,13 @@ class Examiner:
         return Fixations(_array(found.extra["fixations"][number]), (width * across, height * down))
 
 
-def _number_of_classes(trained: Trained) -> int:
-    number = getattr(trained.model, "num_classes", 0)
-    return number if isinstance(number, int) else 0
+def classes_of(trained: Trained, preparation: Preparation) -> tuple[int, Sequence[str] | None]:
+    """How many classes a model has (0 for an encoder or a segmenter), and their names if they are known."""
+    device = next(trained.model.parameters()).device
+    with evaluating(trained.model):
+        number = number_of_classes(trained.model, torch.zeros(1, *preparation.size, device=device))
+    names = trained.classes or class_names(number)
+    return number, names if names is not None and len(names) == number else None
 
 
 def fit_heatmap(heatmap: Tensor, size: tuple[int, ...]) -> Heatmap:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from visattn.data.preparation import Preparation
     from visattn.models.saved import Trained
 
-DEFAULT = ("rollout", "chefer", "gradcam", "gates", "glimpses")  # those of them that fit
+DEFAULT = ("rollout", "chefer", "gradcam", "gates", "glimpses")  # those of them that fit,
+OTHERWISE = ("input_gradient", "eigencam")  # or the first of these
 WITH_PATCHES = 24  # images, up to which the page has the relations of patches
 ON_SHEETS = 96  # images on the comparison sheets and the page
 
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from visattn.cli.findings import Examiner, Finding
-    from visattn.cli.outputs import KINDS, make_folder, write_finding, write_manifest
+    from visattn.cli.outputs import KINDS, make_folder, mark, write_finding, write_manifest
     from visattn.cli.stems import Stems
     from visattn.heatmaps import METHODS
     from visattn.report.page import write_page
@@ -101,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
             found = examiner.examine([path.name for path, _ in batch], [image for _, image in batch])
         except torch.OutOfMemoryError as error:
             raise ValueError("the device has not enough memory: lower --batch-size") from error
+        mark(out)
         for (path, _), finding in zip(batch, found, strict=True):
             files = write_finding(out, stems.of(path), finding)
             entries.append({"file": str(path), **finding.said, "files": files})
@@ -117,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     sheets = draw_comparison(out / "comparison.png", subjects, title)
     write_page(out / "index.html", subjects, title)
     write_manifest(
-        out / "manifest.json",
+        out,
         {
             "model": trained.name,
             "weights": trained.weights,
@@ -145,14 +147,13 @@ def _question(
     """What to find out about every image, and why something cannot be."""
     import torch
 
-    from visattn.cli.findings import Question
+    from visattn.cli.findings import Question, classes_of
     from visattn.heatmaps import attention_heads, list_methods
-    from visattn.heatmaps.targets import class_names, resolve
+    from visattn.heatmaps.targets import resolve
 
     target = None
     if arguments.target != "auto":
-        number = getattr(trained.model, "num_classes", 0)
-        classes = trained.classes or class_names(number)
+        number, classes = classes_of(trained, preparation)
         wanted = resolve(arguments.target, 1, number, classes)
         target = None if wanted is None else int(wanted[0])
 
@@ -164,7 +165,12 @@ def _question(
 
     example = torch.zeros(1, *preparation.size)
     fitting = list_methods(trained.model, example)
-    chosen = [name for name in methods or DEFAULT if name in fitting] or ([] if methods else ["input_gradient"])
+    chosen = [name for name in methods or DEFAULT if name in fitting]
+    if not methods and not chosen:
+        chosen = [name for name in OTHERWISE if name in fitting][:1]
+        if not chosen:
+            reason = fitting.reasons[OTHERWISE[-1]]
+            raise ValueError(f"no method for {trained.name} ({reason}): name one of {', '.join(fitting)} with --method")
     reasons = {name: f"does not fit {trained.name}: {fitting.reasons[name]}" for name in methods or ()
                if name in fitting.reasons}  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +68,11 @@ def named_model(arguments: argparse.Namespace) -> tuple[Trained, Preparation]:
 
     from visattn.prediction import open_model
 
-    with Console(stderr=True).status("opening the model"):  # on a terminal
-        return open_model(arguments.model, arguments.weights, arguments.device)
+    with Console(stderr=True).status("opening the model"), warnings.catch_warnings(record=True) as noted:
+        opened = open_model(arguments.model, arguments.weights, arguments.device)
+    for each in noted:
+        print(f"visattn: note: {each.message}", file=sys.stderr)
+    return opened
 
 
 def batches(

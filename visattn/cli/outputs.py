@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from visattn.cli.findings import Finding
-from visattn.files import replacing
+from visattn.files import made_by, replacing, write_json
 from visattn.report.figures import overlay, save_pixels
 from visattn.report.paths import draw_fixations
 from visattn.report.sheets import draw_channels, draw_grid, draw_strip
@@ -22,13 +21,34 @@ LETTERS = 12  # of a layer's name above a small picture
 KINDS = ("channels", "fixations", "grid", "depth")  # of pictures beside those of the methods
 
 
+MANIFEST = "manifest.json"
+MAKER = "visattn heatmap"  # as the manifest says it
+
+
 def make_folder(path: Path) -> None:
-    """Create it, and make sure that one can write there; otherwise raise ValueError."""
+    """Create it, and make sure that it holds nothing of anybody else's and can be written to; else raise ValueError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
+        foreign = sorted(entry.name for entry in path.iterdir()) if made_by(path / MANIFEST) != MAKER else []
     except OSError as error:
         raise ValueError(f"--out: cannot write to {str(path)!r} ({error.strerror})") from error
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise ValueError(
+            f"--out: {str(path)!r} holds what visattn heatmap did not make ({foreign[0]!r}{more}): name a new folder"
+        )
+
+
+def mark(folder: Path) -> None:
+    """Say in a new folder who writes there, so that what is killed can be begun again."""
+    if made_by(folder / MANIFEST) != MAKER:
+        write_manifest(folder, {"images": []})
+
+
+def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    """What is in the folder, and that it may be written to again."""
+    write_json(folder / MANIFEST, {"made_by": MAKER, **content})
 
 
 def write_finding(folder: Path, stem: str, finding: Finding) -> list[str]:
@@ -42,7 +62,7 @@ def write_finding(folder: Path, stem: str, finding: Finding) -> list[str]:
         with replacing(array) as partial, partial.open("wb") as stream:
             np.save(stream, finding.heatmaps[view.method])
         written += [files[view.method], array]
-    title = f"{subject.name}  ·  {subject.said}"
+    title = subject.title
     if subject.channels:
         draw_channels(files["channels"], subject.channels, f"Channel gates for {title}")
         written.append(files["channels"])
@@ -85,9 +105,3 @@ def _grid(
         labels |= {f"{short} · {head}": heads[layer, head] for head in row}
         labels |= {f"{short} · none {empty}": None for empty in range(columns - len(row))}
     return labels, columns
-
-
-def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
-    """A JSON file."""
-    with replacing(path) as partial:
-        partial.write_text(json.dumps(content, indent=2) + "\n")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -46,6 +44,7 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict and print."""
+    from visattn.files import to_json
     from visattn.prediction import Predictor
 
     if arguments.top < 1:
@@ -63,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         return NOTHING
     if arguments.json:
         entries = [_entry(prediction) for prediction in found]
-        print(json.dumps({"model": trained.name, "images": entries, "left_out": left_out.entries}, indent=2))
+        print(to_json({"model": trained.name, "images": entries, "left_out": left_out.entries}), end="")
     else:
         _print_table(found)
     return left_out.code
@@ -82,20 +81,17 @@ def _print_table(found: Sequence[Prediction]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from visattn.data.files import printable
+
     table = Table()
     table.add_column("image", overflow="fold")
     table.add_column("class", overflow="fold")
     table.add_column("probability", justify="right")
     for prediction in found:
-        name = _printable(prediction.file or "")
+        name = printable(prediction.file or "")
         for label, share in zip(prediction.labels, prediction.probabilities, strict=True):
-            table.add_row(Text(name), Text(_printable(label)), f"{share:.1%}")
+            table.add_row(Text(name), Text(printable(label)), f"{share:.1%}")
             name = ""  # once is enough
         table.add_section()
     # In a pipe or a file there is no window to fit: keep every row on one line.
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)
-
-
-def _printable(name: str) -> str:
-    """On one line, with a replacement for what is no text."""
-    return " ".join(os.fsencode(name).decode(errors="replace").split())

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 from visattn.cli.pictures import create_film, draw_outcome
 from visattn.models import load_model
+from visattn.models.plugins import changed_plugins, check_plugins, loaded
 from visattn.models.saved import write_model
-from visattn.models.weights import model_weights
+from visattn.models.weights import card_of, model_weights
 from visattn.training import slurm
 from visattn.training.building import card, create_classifier, create_data, create_source
 from visattn.training.checkpoints import check_resumable, load_checkpoint
+from visattn.training.fitting import fit
+from visattn.training.optimisation import check_optimizer_state
 from visattn.training.parsing import parse
-from visattn.training.processes import PROBLEMS, announce, is_first, on_first_process, one_line, part
+from visattn.training.processes import (
+    NO_MEMORY,
+    PROBLEMS,
+    announce,
+    is_first,
+    on_first_process,
+    one_line,
+    part,
+)
 from visattn.training.record import read_rows
-from visattn.training.runs import find_run, start
+from visattn.training.runs import Run, claimed, find_run, start
 from visattn.training.signals import TOO_EARLY, Interrupted, Signals
 from visattn.training.trainer import create_trainer
 
@@ -33,6 +47,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
         except PROBLEMS as error:
             print(f"{prog}: {one_line(error)}", file=sys.stderr)
             return 1
+        except RuntimeError as error:
+            if NO_MEMORY not in str(error):
+                raise
+            print(f"{prog}: {one_line(MemoryError(str(error).partition(NO_MEMORY)[2]))}", file=sys.stderr)
+            return 1
 
 
 def say_goodbye(stopped: Interrupted, *, requeue: bool) -> None:
@@ -40,9 +59,22 @@ def say_goodbye(stopped: Interrupted, *, requeue: bool) -> None:
     if stopped.folder is None:
         print(TOO_EARLY, file=sys.stderr)
     else:
-        print(f"stopped and saved; go on with: python train.py --resume {stopped.folder}", flush=True)
+        plugins = "".join(f" --plugin {plugin.name}" for plugin in loaded.values())
+        print(f"stopped and saved; go on with: python train.py --resume {stopped.folder}{plugins}", flush=True)
     if requeue:
         print(slurm.requeue(), flush=True)
+
+
+def read_state(run: Run) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The checkpoint of a run to go on with, and its card; raises if the model needs a plugin that is not there."""
+    if run.checkpoint is None:
+        return None, {}
+    state = load_checkpoint(run.checkpoint)
+    known = card_of(state, run.checkpoint) or {}
+    check_plugins(known, run.checkpoint)
+    for plugin in changed_plugins(known):
+        on_first_process(print, f"note: {plugin} is not the file that the run was begun with")
+    return state, known
 
 
 def train(argv: Sequence[str], prog: str, signals: Signals) -> int:
@@ -53,28 +85,33 @@ def train(argv: Sequence[str], prog: str, signals: Signals) -> int:
 
     # A folder of its own, or that of the run to go on with.
     config = request.to_yaml(argv)
-    run = find_run(settings, config)
-
-    # Images, a model for them, and the images again as this model wants them.
-    source = create_source(settings)
-    classifier = create_classifier(settings, source, resumed=run.checkpoint is not None)
-    data = create_data(settings, source, classifier.model)
-    classifier.card = card(settings, source, data, classifier.model)
-    if run.checkpoint is not None:
-        check_resumable(load_checkpoint(run.checkpoint), classifier.model, settings)  # before anything is written
-    film = create_film(run.folder, settings, classifier.model, data)
-    trainer = create_trainer(settings, run, request.trainer, signals, film)
-    on_first_process(start, run, config)
+    with claimed(settings, config) if is_first() else nullcontext(find_run(settings, config)) as run:
+        # Images, a model for them, and the images again as this model wants them.
+        source = create_source(settings)
+        state, known = read_state(run)
+        classifier = create_classifier(settings, source, resumed=run.checkpoint is not None)
+        data = create_data(settings, source, classifier.model)
+        classifier.card = card(settings, source, data, classifier.model)
+        if state is not None:  # before anything is written
+            check_resumable(state, known, classifier.model, settings, source.classes)
+            check_optimizer_state(state, classifier.model, settings)
+            if run.best.is_file():  # is read when all is done, and that may be days
+                check_resumable(load_checkpoint(run.best), known, classifier.model, settings, source.classes)
+        del state  # Lightning reads it again
+        film = create_film(run.folder, settings, classifier.model, data)
+        trainer = create_trainer(settings, run, request.trainer, signals, film)
+        on_first_process(start, run, config)
     on_first_process(announce, run, classifier, data, trainer)
 
-    trainer.fit(classifier, data, ckpt_path=run.checkpoint, weights_only=True)
+    fit(trainer, classifier, data, run, request)
 
     # What is left: weights with a card, and pictures.
     data.report_bad_images()
     if is_first():
-        rows = read_rows(run)
-        best = max(rows, key=lambda row: row["val_top1"] or 0)
-        write_model(run.folder, model_weights(load_checkpoint(run.best)), {**classifier.card, "best": best})
+        rows, kept = read_rows(run), load_checkpoint(run.best)
+        best = next(row for row in rows if row["epoch"] == kept["epoch"] + 1)
+        said = {key: value if value is None or math.isfinite(value) else None for key, value in best.items()}
+        write_model(run.folder, model_weights(kept), {**classifier.card, "best": said})
         model, _ = load_model(run.folder)
         draw_outcome(run.folder, model, data, rows)
         print(f"\n{run.summary(best, time.perf_counter() - began)}")

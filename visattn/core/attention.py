@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visattn.core.arguments import checked, positive
 from visattn.core.distributions import Distribution, as_distribution, softmax
 from visattn.core.scopes import SCOPES, LocalPredictive, Scope
 from visattn.core.scores import SCORES, DotScore, Score
@@ -63,6 +64,7 @@ class Attention(nn.Module):
     (torch.Size([2, 5, 8]), torch.Size([2, 2, 5, 5]))
     """
 
+    @checked
     def __init__(
         self,
         query_dim: int,
@@ -77,6 +79,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         key_dim = query_dim if key_dim is None else key_dim
+        positive("Attention", query_dim=query_dim, key_dim=key_dim, heads=heads)
         if query_dim % heads or key_dim % heads:
             raise ValueError(f"{heads} heads do not divide queries of {query_dim} and keys of {key_dim} features")
         self.query_dim = query_dim
@@ -84,10 +87,18 @@ class Attention(nn.Module):
         self.heads = heads
         factory = {"device": device, "dtype": dtype}
         if isinstance(score, str):
+            if score == "location":
+                raise ValueError(
+                    "score 'location' has a fixed number of keys: give SCORES['location'](dim, num_keys=...)"
+                )
             score = SCORES[score](query_dim // heads, key_dim // heads, **factory)
         if isinstance(scope, str):
             kind = SCOPES[scope]
             scope = kind(query_dim // heads, **factory) if kind is LocalPredictive else kind()
+        if not isinstance(score, Score):
+            raise TypeError(f"score is a name, or a Score such as Additive({query_dim // heads}), got {score!r}")
+        if not isinstance(scope, Scope):
+            raise TypeError(f"scope is a name, or a Scope such as Local(2), got {scope!r}")
         self.score = score
         self.distribution = as_distribution(distribution)
         self.scope = scope
@@ -108,7 +119,7 @@ class Attention(nn.Module):
         if mask is not None:
             energies = energies.masked_fill(~mask, -torch.inf)
         weights = self.distribution(energies)
-        return weights if gain is None else weights * gain
+        return (weights if gain is None else weights * gain).to(query.dtype)
 
     def head_context(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
         """The context (..., heads, Nq, d) of what is already split into heads."""
@@ -155,6 +166,12 @@ class Attention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
+        for name, tokens in (("query", query), ("key", key), ("value", value)):
+            if not isinstance(tokens, Tensor) or tokens.ndim < 2:
+                got = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+                raise TypeError(f"{name} is a tensor (..., tokens, features), got {got}")
+        if value.shape[-1] % self.heads:
+            raise ValueError(f"{self.heads} heads do not divide values of {value.shape[-1]} features")
         if key.shape[-2] != value.shape[-2]:
             raise ValueError(f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values")
         if (query.shape[-1], key.shape[-1]) != (self.query_dim, self.key_dim):

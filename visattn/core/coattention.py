@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from visattn.core.arguments import checked
 from visattn.core.attention import Attention
 from visattn.core.distributions import softmax
 from visattn.core.scores import Additive
@@ -100,6 +101,7 @@ class ParallelCoAttention(nn.Module):
     (torch.Size([2, 8]), torch.Size([2, 7]))
     """
 
+    @checked
     def __init__(
         self,
         a_dim: int,
@@ -150,6 +152,7 @@ class AlternatingCoAttention(nn.Module):
     torch.Size([2, 5, 6])
     """
 
+    @checked
     def __init__(
         self,
         a_dim: int,

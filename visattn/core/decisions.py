@@ -6,8 +6,8 @@ where :math:`a_t` is what was decided (``log_prob`` holds its log-probability), 
 :math:`b_t` a guess of it that was made without knowing :math:`a_t` (``baseline``): it does not change the mean of the
 estimate, and takes away variance.
 
-A module that decides at random derives from :class:`Decides` and keeps a :class:`Decision` whenever it runs in training
-mode. Whoever trains a model adds the :func:`policy_term` of the decisions it took; ``train.py`` does so for any model:
+A module that decides at random derives from :class:`Decides` and keeps a :class:`Decision` whenever it decides in
+training mode. Whoever trains a model adds the :func:`policy_term` of its decisions; ``train.py`` does so for any model:
 
 >>> import torch, visattn
 >>> from torch import nn
@@ -20,12 +20,16 @@ torch.Size([])
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import inspect
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import ReferenceType, ref
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from visattn.modules import in_backward
 
 
 @dataclass(frozen=True)
@@ -50,25 +54,77 @@ class Decision:
 class Decides(nn.Module):
     """A module that takes decisions at random when it runs in training mode.
 
-    Its ``forward`` then sets ``self.decision``, once per pass; in evaluation mode it leaves nothing to chance.
+    Its ``forward`` then sets ``self.decision``, once or several times; in evaluation mode it leaves nothing to chance.
+
+    All decisions of one forward pass of the outermost model are kept, in order, until they are taken or the next such
+    pass decides. What cannot be learned from is not kept: decisions in evaluation mode, without gradient, or of a pass
+    that is only run again for the sake of memory (``torch.utils.checkpoint`` with ``use_reentrant=False``).
     """
 
-    decision: Decision | None = None  # the last one that nobody has taken yet
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[Decision] = []
+        self._pass: ReferenceType[Pass] | None = None  # in which they were taken
+
+    @property
+    def decision(self) -> Decision | None:
+        """The last one that nobody has taken yet."""
+        return self._kept[-1] if self._kept else None
+
+    @decision.setter
+    def decision(self, decision: Decision | None) -> None:
+        if decision is None:  # nothing was decided
+            return
+        if not isinstance(decision, Decision):
+            raise TypeError(f"{type(self).__name__}.decision is a Decision, got {type(decision).__name__}")
+        if not self.training or not torch.is_grad_enabled():
+            return
+        if not torch.compiler.is_compiling():  # a compiler sees no pass but its own, and runs nothing again in Python
+            if in_backward():
+                return
+            now = _running_pass()
+            if now is None or self._pass is None or self._pass() is not now:
+                self._kept.clear()
+                self._pass = None if now is None else ref(now)
+        self._kept.append(decision)
+
+    def take(self) -> list[Decision]:
+        """The decisions of the last pass, in order, unless they were taken before."""
+        decisions, self._kept, self._pass = self._kept, [], None
+        return decisions
 
     def observe(self, reward: Tensor) -> None:
-        """Learn what the last decision was worth: the mean reward of the batch, over all processes."""
+        """Learn what the last decisions were worth: the mean reward of the batch, over all processes."""
 
     def __getstate__(self) -> dict[str, Any]:
         # A decision is part of one step's graph, which cannot be copied.
-        return {key: value for key, value in self.__dict__.items() if key != "decision"}
+        return {**self.__dict__, "_kept": [], "_pass": None}
 
 
-def take_decisions(model: nn.Module) -> Iterator[Decision]:
-    """The decisions of the last forward pass; each can be taken once."""
-    for module in model.modules():
-        if isinstance(module, Decides) and module.decision is not None:
-            decision, module.decision = module.decision, None
-            yield decision
+class Pass:
+    """A forward pass of the outermost model; lives as long as it runs."""
+
+
+def _running_pass() -> Pass | None:
+    """The pass that is running now: a call of a module that no other module made.
+
+    PyTorch does not say so, hence a look at the stack. The pass is kept among the keyword arguments of that call, which
+    are its own, handed on already, and gone when it ends.
+    """
+    frame, outermost = inspect.currentframe(), None
+    while frame is not None:
+        outermost = frame if frame.f_code is nn.Module.__call__.__code__ else outermost
+        frame = frame.f_back
+    handed_on = outermost and outermost.f_locals.get("kwargs")
+    return None if handed_on is None else handed_on.setdefault("pass of visattn", Pass())
+
+
+def take_decisions(model: nn.Module) -> list[Decision]:
+    """The decisions of the last forward pass of a model in training mode; each can be taken once.
+
+    If one loss is made of several passes, take the decisions of each before the next begins.
+    """
+    return [decision for module in model.modules() if isinstance(module, Decides) for decision in module.take()]
 
 
 def policy_loss(decision: Decision, reward: Tensor) -> Tensor:
@@ -94,18 +150,37 @@ def policy_loss(decision: Decision, reward: Tensor) -> Tensor:
     return loss - decision.entropy_weight * decision.entropy.sum(1).mean()
 
 
+def _by_image(decision: Decision, images: int) -> Decision:
+    """The decisions for the parts of an image, which lie next to each other, as so many more steps of that image."""
+    parts = (decision.log_prob, decision.baseline, decision.entropy)
+    whole = all(part.ndim == 2 and images and len(part) % images == 0 for part in parts)
+    if not whole or len(decision.log_prob) == images:
+        return decision
+    log_prob, baseline, entropy = (part.reshape(images, -1) for part in parts)
+    return replace(decision, log_prob=log_prob, baseline=baseline, entropy=entropy)
+
+
 def policy_term(model: nn.Module, reward: Tensor, *, mean: Tensor | None = None) -> Tensor:
-    """What the loss lacks for a model that took decisions in its last forward pass; zero if it took none.
+    """What the loss lacks for a model that took decisions in its forward pass; zero if it took none.
+
+    A module that saw several parts of every image, one after the other (the crops of a ``glimpse_`` model), has decided
+    for each of them, and all of that earns the reward of the image.
 
     Args:
         model: with modules that decide anywhere in it.
         reward: (B,), for the answers; one for a right one, say.
         mean: of the reward over all processes, when there are several.
     """
+    if not isinstance(reward, Tensor):
+        raise TypeError(f"the reward is a tensor (B,), one number for every image, got {reward!r}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"policy_term takes a network, got {type(model).__name__}")
+    if reward.ndim != 1:
+        raise ValueError(f"the reward must be (B,), one number for every image, got {tuple(reward.shape)}")
     reward = reward.detach().float()
     term = reward.new_zeros(())
     for decision in take_decisions(model):
-        term = term + policy_loss(decision, reward)
+        term = term + policy_loss(_by_image(decision, len(reward)), reward)
     for module in model.modules():
         if isinstance(module, Decides):
             module.observe(reward.mean() if mean is None else mean)

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from visattn.core.precision import precise
 from visattn.core.sampling import gumbel_like
 from visattn.registry import Registry
 
@@ -37,6 +38,8 @@ def _overridable(distribution: Distribution) -> Distribution:
     def seen(energies: Tensor, dim: int = -1) -> Tensor:
         if has_torch_function_unary(energies):
             return handle_torch_function(seen, (energies,), energies, dim=dim)
+        if not energies.is_floating_point():
+            raise TypeError(f"energies are floating-point numbers, got {energies.dtype}")
         return distribution(energies, dim)
 
     return seen
@@ -71,7 +74,7 @@ def _support(energies: Tensor, dim: int, threshold: Callable[[Tensor, Tensor, Te
     finite = ordered.masked_fill(ordered == -torch.inf, 0)
     tau = threshold(finite.cumsum(dim), finite.square().cumsum(dim), rank)
     size = (ordered > tau).sum(dim, keepdim=True)
-    return energies >= ordered.gather(dim, (size - 1).clamp_min(0))
+    return ~(energies < ordered.gather(dim, (size - 1).clamp_min(0)))  # all, where one is NaN: then the weights are
 
 
 def _sparsemax_threshold(total: Tensor, squares: Tensor, count: Tensor) -> Tensor:  # noqa: ARG001
@@ -93,6 +96,8 @@ def _projection(
     gives the exact Jacobian.
     """
     blind = _nothing_visible(energies, dim)
+    if energies.shape[dim] == 0:
+        return energies, blind
     energies = energies.masked_fill(blind, 0)
     energies = energies - energies.detach().amax(dim, keepdim=True)  # weights do not change; squares stay small
     with torch.no_grad():
@@ -110,8 +115,8 @@ def sparsemax(energies: Tensor, dim: int = -1) -> Tensor:
     >>> sparsemax(torch.tensor([-2.0, 0.0, 0.5]))
     tensor([0.0000, 0.2500, 0.7500])
     """
-    weights, blind = _projection(energies, dim, _sparsemax_threshold)
-    return weights.masked_fill(blind, 0)
+    weights, blind = _projection(precise(energies), dim, _sparsemax_threshold)
+    return weights.masked_fill(blind, 0).to(energies.dtype)
 
 
 @_overridable
@@ -121,8 +126,8 @@ def entmax15(energies: Tensor, dim: int = -1) -> Tensor:
     >>> entmax15(torch.tensor([-2.0, 0.0, 0.5]))
     tensor([0.0000, 0.3260, 0.6740])
     """
-    roots, blind = _projection(energies / 2, dim, _entmax15_threshold)
-    return roots.square().masked_fill(blind, 0)
+    roots, blind = _projection(precise(energies) / 2, dim, _entmax15_threshold)
+    return roots.square().masked_fill(blind, 0).to(energies.dtype)
 
 
 def hard(energies: Tensor, dim: int = -1, *, sample: bool = False) -> Tensor:
@@ -134,6 +139,8 @@ def hard(energies: Tensor, dim: int = -1, *, sample: bool = False) -> Tensor:
     tensor([0., 0., 1.])
     """
     soft = softmax(energies, dim)
+    if energies.shape[dim] == 0:
+        return soft
     # Gumbel-max: the arg-max of energies with Gumbel noise is distributed as their softmax.
     choice = (energies + gumbel_like(energies) if sample else energies).argmax(dim)
     one_hot = F.one_hot(choice, energies.shape[dim]).to(soft.dtype).movedim(-1, dim)
@@ -164,6 +171,8 @@ DISTRIBUTIONS: Registry[Distribution | type[nn.Module]] = Registry(
 def as_distribution(distribution: str | Distribution) -> Distribution:
     """A distribution by name, or the one given."""
     if not isinstance(distribution, str):
+        if not callable(distribution) or isinstance(distribution, type):
+            raise TypeError(f"a distribution is a name or a function of energies and dim, got {distribution!r}")
         return distribution
     named = DISTRIBUTIONS[distribution]
     return named() if isinstance(named, type) else named

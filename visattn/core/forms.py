@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visattn.core.arguments import checked
 from visattn.core.attention import Attention
 from visattn.core.distributions import Distribution, as_distribution
 from visattn.core.scopes import Scope
@@ -40,6 +41,7 @@ class MultiHeadAttention(nn.Module):
     torch.Size([1, 3, 8])
     """
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -83,6 +85,7 @@ class AttentionPool(nn.Module):
     torch.Size([2, 8])
     """
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -122,6 +125,7 @@ class HierarchicalAttention(nn.Module):
     torch.Size([2, 8])
     """
 
+    @checked
     def __init__(
         self,
         dim: int,
@@ -159,6 +163,7 @@ class MultiDimensionalAttention(nn.Module):
     (torch.Size([2, 5, 8]), torch.Size([2, 5, 5, 8]))
     """
 
+    @checked
     def __init__(
         self,
         query_dim: int,

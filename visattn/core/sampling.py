@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from visattn.core.precision import precise, without_autocast
+
 
 def top_k(energies: Tensor, k: int, *, sample: bool = False) -> Tensor:
     """Indices (B, K) of the largest energies, or of a draw without replacement from the softmax.
@@ -22,8 +24,9 @@ def top_k(energies: Tensor, k: int, *, sample: bool = False) -> Tensor:
 
 
 def gumbel_like(energies: Tensor) -> Tensor:
-    """Standard Gumbel noise."""
-    return torch.empty_like(energies, memory_format=torch.contiguous_format).exponential_().log().neg()
+    """Standard Gumbel noise, in single precision at least: in half it would be infinite now and then."""
+    like = precise(energies)
+    return torch.empty_like(like, memory_format=torch.contiguous_format).exponential_().log().neg()
 
 
 def k_hot(chosen: Tensor, count: int) -> Tensor:
@@ -41,6 +44,7 @@ def draw_log_prob(energies: Tensor, chosen: Tensor) -> Tensor:
     >>> draw_log_prob(torch.zeros(1, 4), torch.tensor([[2, 0]])).exp()
     tensor([[0.2500, 0.3333]])
     """
+    energies = precise(energies)
     lowest = torch.finfo(energies.dtype).min
     rest = energies.scatter(1, chosen, lowest).logsumexp(1, keepdim=True)  # (B, 1): what is never drawn
     drawn = energies.gather(1, chosen)  # (B, K)
@@ -54,7 +58,7 @@ def entropy(energies: Tensor) -> Tensor:
     >>> entropy(torch.zeros(1, 8)).exp().round()
     tensor([[8.]])
     """
-    log_p = energies.log_softmax(1)
+    log_p = precise(energies).log_softmax(1)
     return -(log_p.exp() * log_p).sum(1, keepdim=True)
 
 
@@ -76,9 +80,12 @@ def perturbed_top_k(energies: Tensor, k: int, *, sigma: float, samples: int) -> 
     with standard normal z (Cordonnier et al. 2021, https://arxiv.org/abs/2104.03059). Both expectations are means over
     the same draws.
     """
+    energies = precise(energies)
     noise = torch.randn(len(energies), samples, energies.shape[1], device=energies.device, dtype=energies.dtype)
     chosen = (energies.detach()[:, None] + sigma * noise).topk(k).indices  # (B, S, K)
     ones = k_hot(chosen, energies.shape[1]).to(energies.dtype)  # (B, S, N)
-    # Linear in the energies, with just that Jacobian.
-    slope = torch.einsum("bsi,bsj,bj->bi", ones, noise, energies - energies.detach()) / (sigma * samples)
+    # Linear in the energies, with just that Jacobian; one axis after the other, so that it is never written out.
+    with without_autocast(energies.device):
+        along = noise @ (energies - energies.detach()).unsqueeze(2)  # (B, S, 1)
+        slope = (ones.mT @ along).squeeze(2) / (sigma * samples)
     return ones.mean(1) + slope

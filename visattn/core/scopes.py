@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from visattn.core.arguments import checked, positive
+from visattn.core.precision import precise
 from visattn.registry import Registry
 
 
@@ -72,6 +74,12 @@ def window_2d(height: int, width: int, size: int, *, device: Any = None) -> Tens
     return torch.kron(row[:, None] == row, column[:, None] == column)
 
 
+def _not_negative(radius: int) -> int:
+    if radius < 0:
+        raise ValueError(f"a radius cannot be negative, got {radius}")
+    return radius
+
+
 class Scope(nn.Module, ABC):
     """Which keys each query may see."""
 
@@ -99,9 +107,10 @@ class Causal(Scope):
 class Local(Scope):
     """Monotonic window: query i looks around key i."""
 
+    @checked
     def __init__(self, radius: int = 3) -> None:
         super().__init__()
-        self.radius = radius
+        self.radius = _not_negative(radius)
 
     def forward(self, query: Tensor, num_keys: int) -> View:
         """Band mask."""
@@ -121,16 +130,19 @@ class LocalPredictive(Scope):
         radius: half width D of the window.
     """
 
+    @checked
     def __init__(self, query_dim: int, *, radius: int = 3, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
+        positive("LocalPredictive", query_dim=query_dim, radius=radius)
         self.radius = radius
         self.w = nn.Linear(query_dim, query_dim, bias=False, device=device, dtype=dtype)
         self.v = nn.Linear(query_dim, 1, bias=False, device=device, dtype=dtype)
 
     def forward(self, query: Tensor, num_keys: int) -> View:
         """Mask and Gaussian gain around the predicted centre."""
-        centre = num_keys * torch.sigmoid(self.v(torch.tanh(self.w(query))))  # (..., Nq, 1)
-        offset = torch.arange(num_keys, device=query.device, dtype=query.dtype) - centre
+        # Half precision cannot tell a key from its neighbour among thousands.
+        centre = num_keys * torch.sigmoid(precise(self.v(torch.tanh(self.w(query)))))  # (..., Nq, 1)
+        offset = torch.arange(num_keys, device=query.device, dtype=centre.dtype) - centre
         sigma = self.radius / 2
         return View(offset.abs() <= self.radius, torch.exp(-offset.square() / (2 * sigma**2)))
 
@@ -168,9 +180,10 @@ class _Grid(Scope):
 class Local2d(_Grid):
     """Sliding 2-D window: a pixel sees its neighbours."""
 
+    @checked
     def __init__(self, radius: int = 3, grid: tuple[int, int] | None = None) -> None:
         super().__init__(grid)
-        self.radius = radius
+        self.radius = _not_negative(radius)
 
     def mask(self, height: int, width: int, device: Any = None) -> Tensor:
         """Neighbourhood mask of a grid."""
@@ -180,8 +193,10 @@ class Local2d(_Grid):
 class Window2d(_Grid):
     """Partition into tiles: a pixel sees its own tile."""
 
+    @checked
     def __init__(self, size: int = 7, grid: tuple[int, int] | None = None) -> None:
         super().__init__(grid)
+        positive("Window2d", size=size)
         self.size = size
 
     def mask(self, height: int, width: int, device: Any = None) -> Tensor:

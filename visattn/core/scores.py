@@ -34,16 +34,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visattn.core.arguments import checked, positive
+from visattn.core.precision import precise, without_autocast
 from visattn.registry import Registry
 
 
 def dot(query: Tensor, key: Tensor) -> Tensor:
-    """q·k.
+    """q·k; of half precision, in single: where softmax looks at differences, large energies must not be rounded.
 
     >>> dot(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]]))
     tensor([[11., 17.]])
     """
-    return query @ key.mT
+    with without_autocast(query.device):
+        return precise(query) @ precise(key).mT
 
 
 def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
@@ -52,8 +55,13 @@ def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
 
 
 def cosine(query: Tensor, key: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-    """cos(q, k) / temperature."""
-    return dot(F.normalize(query, dim=-1), F.normalize(key, dim=-1)) / temperature
+    """cos(q, k) / temperature; zero where one of them has no length."""
+    return dot(unit(query), unit(key)) / temperature
+
+
+def unit(x: Tensor) -> Tensor:
+    """Vectors of length one, in single precision at least; those without length stay zero."""
+    return F.normalize(precise(x), dim=-1)
 
 
 def general(query: Tensor, key: Tensor, w: Tensor) -> Tensor:
@@ -86,9 +94,21 @@ def location(query: Tensor, key: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def squared_distance(query: Tensor, key: Tensor) -> Tensor:
-    """|q - k|² for every pair."""
-    squares = query.square().sum(-1, keepdim=True) + key.square().sum(-1).unsqueeze(-2)
-    return (squares - 2 * dot(query, key)).clamp_min(0)
+    """|q - k|² for every pair, exactly zero where they are equal; in single precision at least.
+
+    The values come from differences. The gradient, of any order, is that of |q|² + |k|² - 2 q·k, which needs no memory
+    for the differences, and whose values would be rounding errors where q and k are close.
+    """
+    query, key = precise(query), precise(key)
+    if torch.compiler.is_exporting():  # ONNX has no cdist
+        return (query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)
+    values = torch.cdist(query.detach(), key.detach(), compute_mode="donot_use_mm_for_euclid_dist").square()
+    if not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)):
+        return values
+    middle = key.detach().mean(-2, keepdim=True)  # distances do not change, and rounding errors become smaller
+    query, key = query - middle, key - middle
+    slope = query.square().sum(-1, keepdim=True) + key.square().sum(-1).unsqueeze(-2) - 2 * dot(query, key)
+    return values + (slope - slope.detach())
 
 
 def distance(query: Tensor, key: Tensor) -> Tensor:
@@ -126,10 +146,12 @@ class Score(nn.Module, ABC):
         key_dim: features of a key; the same as the query's unless given.
     """
 
+    @checked
     def __init__(self, query_dim: int, key_dim: int | None = None, *, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         self.query_dim = query_dim
         self.key_dim = query_dim if key_dim is None else key_dim
+        positive(type(self).__name__, query_dim=self.query_dim, key_dim=self.key_dim)
         self._factory = {"device": device, "dtype": dtype}
 
     def _parameter(self, *shape: int, fan_in: int) -> nn.Parameter:
@@ -200,7 +222,7 @@ class Cosine(DotScore):
     def dot_form(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
         """Unit vectors, the temperature multiplied into the query."""
         scale = self.log_scale.clamp(max=math.log(100.0)).exp()
-        return F.normalize(query, dim=-1) * scale, F.normalize(key, dim=-1), 1.0
+        return (unit(query) * scale).to(query.dtype), unit(key).to(key.dtype), 1.0
 
 
 class General(DotScore):
@@ -238,6 +260,7 @@ class Additive(Score):
         features: when given, one energy per feature instead of one per pair (multi-dimensional attention).
     """
 
+    @checked
     def __init__(
         self,
         query_dim: int,
@@ -250,6 +273,7 @@ class Additive(Score):
     ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
         hidden = self.key_dim if hidden is None else hidden
+        positive(type(self).__name__, hidden=hidden)
         self.w = self._parameter(hidden, self.query_dim, fan_in=self.query_dim)
         self.u = self._parameter(hidden, self.key_dim, fan_in=self.key_dim)
         self.b = self._parameter(hidden, fan_in=self.key_dim)
@@ -263,6 +287,7 @@ class Additive(Score):
 class Concat(Score):
     """v' tanh(W [q; k] + b)."""
 
+    @checked
     def __init__(
         self,
         query_dim: int,
@@ -274,6 +299,7 @@ class Concat(Score):
     ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
         hidden = self.key_dim if hidden is None else hidden
+        positive(type(self).__name__, hidden=hidden)
         both = self.query_dim + self.key_dim
         self.w = self._parameter(hidden, both, fan_in=both)
         self.b = self._parameter(hidden, fan_in=both)
@@ -293,6 +319,7 @@ class Location(Score):
         num_keys: how many key positions there are.
     """
 
+    @checked
     def __init__(
         self,
         query_dim: int,
@@ -303,6 +330,7 @@ class Location(Score):
         dtype: Any = None,
     ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
+        positive("Location", num_keys=num_keys)
         self.w = self._parameter(num_keys, self.query_dim, fan_in=self.query_dim)
         self.b = self._parameter(num_keys, fan_in=self.query_dim)
 
@@ -314,6 +342,7 @@ class Location(Score):
 class Kernel(Score):
     """Log of a Nadaraya-Watson kernel of u = |q - k| / width; minus infinity where the kernel is zero."""
 
+    @checked
     def __init__(
         self,
         query_dim: int,
@@ -325,8 +354,7 @@ class Kernel(Score):
     ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
         self._same_dims()
-        if width <= 0:
-            raise ValueError(f"a kernel needs a width above zero, got {width}")
+        positive("a kernel", width=width)
         self.width = width
 
     @abstractmethod

@@ -161,6 +161,8 @@ class ImageData(LightningDataModule):
             found.labels.append(label)
             if found.masks is not None and self.source.mask is not None:
                 found.masks.append(self.preparation.mask(self.source.mask(int(index))))
+        if not found.images:
+            raise ValueError("no validation image can be read")
         return found
 
     @override
@@ -179,8 +181,10 @@ class ImageData(LightningDataModule):
 
     @override
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Normalise; on the device, where it is quick."""
+        """Normalise; on the device, where it is quick, and in the numbers that a model of half precision takes."""
         image = self.preparation.normalise(batch["image"], self.memory_format)
+        if self.trainer is not None:
+            image = self.trainer.precision_plugin.convert_input(image)
         return {"image": image, "label": batch["label"]}
 
     def report_bad_images(self) -> None:

@@ -28,6 +28,9 @@ from PIL.PpmImagePlugin import PpmImageFile
 from PIL.TiffImagePlugin import BITSPERSAMPLE, PLANAR_CONFIGURATION, TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from visattn.data.files import MAX_BYTES
+from visattn.files import read_bytes, reason
+
 MAX_PIXELS = 2**27
 DAMAGED = "damaged or cut off"
 TOO_MANY = f", more than the {MAX_PIXELS // 10**6} million that are read; make it smaller first"
@@ -74,9 +77,9 @@ class BadImage(ValueError):  # noqa: N818 - read as prose: except BadImage
 def read_image(path: str | Path) -> NDArray[np.uint8]:
     """Decode a file; see `decode`."""
     try:
-        data = Path(path).read_bytes()
+        data = read_bytes(path, MAX_BYTES)
     except OSError as error:
-        raise BadImage(str(path), error.strerror or str(error)) from error
+        raise BadImage(str(path), reason(error)) from error
     return decode(data, str(path))
 
 

@@ -58,7 +58,7 @@ class Digits(Dataset[Sample]):
 
     def __init__(self, split: Split, difficulty: Difficulty = "cluttered", seed: int = 0) -> None:
         if difficulty not in get_args(Difficulty):
-            raise ValueError(f"unknown difficulty {difficulty!r}: {suggest(str(difficulty), get_args(Difficulty))}")
+            raise ValueError(f"unknown difficulty {difficulty!r}: {suggest(difficulty, get_args(Difficulty))}")
         self.split: Split = split
         self.difficulty = difficulty
         self.seed = seed

@@ -3,85 +3,138 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
+from visattn.data.files import EXTENSIONS, encloses, printable, search
 from visattn.data.readers import Files, Source
 from visattn.registry import suggest
 
-EXTENSIONS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm"}
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
 
+ByClass: TypeAlias = dict[str, dict[str, str]]  # the paths of every class by their real paths
 
-def folder_source(root: Path, val_fraction: float, classes: Sequence[str] | None = None) -> Source:
+
+def folder_source(
+    root: Path, val_fraction: float, classes: Sequence[str] | None = None, *, skip_bad: bool = False
+) -> Source:
     """The ImageFolder layout: ``root/train/<class>/…`` and ``root/val/<class>/…``, or ``root/<class>/…`` to be split.
 
     Args:
         root: the folder.
         val_fraction: share of every class to validate on, when there is one folder only; always the same images.
         classes: use only these, in this order.
+        skip_bad: go on without files and folders that cannot be read.
     """
     if not root.is_dir():
         raise ValueError(f"there is no folder {str(root)!r}: give the folder of your images with --root")
     parts = {split: _first_folder(root, names) for split, names in SPLITS.items()}
+    rest = Rest()
     if parts["train"] is None:
-        found = _images(root, classes)
-        return _split(found, val_fraction)
-    if parts["val"] is None:
+        train, val = _split(_images(root, classes, rest), val_fraction)
+    elif parts["val"] is None:
         raise ValueError(f"{str(root)!r} has train/ but no val/: add it, or split train/ with --root {parts['train']}")
-    train, val = _images(parts["train"], classes), _images(parts["val"], classes or None)
-    if extra := sorted(val.keys() - train.keys()):
-        raise ValueError(f"classes of {str(parts['val'])!r} that are not in train/: {', '.join(extra[:5])}")
+    else:
+        train, val = _images(parts["train"], classes, rest), _images(parts["val"], classes, rest)
+        if extra := sorted(val.keys() - train.keys()):
+            raise ValueError(f"classes of {str(parts['val'])!r} that are not in train/: {', '.join(extra[:5])}")
+        if missing := [name for name in train if name not in val]:
+            raise ValueError(f"classes of train/ that are not in {str(parts['val'])!r}: {', '.join(missing[:5])}")
+    if rest.problems and not skip_bad:
+        path, reason = next(iter(rest.problems.items()))
+        more = f" (and {len(rest.problems) - 1} more like it)" if len(rest.problems) > 1 else ""
+        raise ValueError(f"{path}: {reason}{more}; --on-bad-image skip goes on without such files")
     order = tuple(train)
-    missing = [name for name in order if name not in val]
-    if missing:
-        raise ValueError(f"classes of train/ that are not in {str(parts['val'])!r}: {', '.join(missing[:5])}")
-    return Source(_files(train, order), _files(val, order), order)
+    notes = (*rest.notes(), *_shared(train, val))
+    return Source(_files(train, order), _files(val, order), order, tuple(map(printable, order)), notes=notes)
+
+
+@dataclass
+class Rest:
+    """What lies in the folders besides images that can be read."""
+
+    problems: dict[str, str] = field(default_factory=dict)
+    ignored: Counter[str] = field(default_factory=Counter)
+
+    def notes(self) -> Iterator[str]:
+        """A line about each kind."""
+        if self.problems:
+            named = "; ".join(f"{printable(path)}: {reason}" for path, reason in list(self.problems.items())[:3])
+            more = ", ..." if len(self.problems) > 3 else ""
+            yield f"skipped {len(self.problems)} that cannot be read ({named}{more})"
+        if self.ignored:
+            kinds = ", ".join(printable(kind) or "no extension" for kind, _ in self.ignored.most_common(5))
+            yield f"{self.ignored.total()} other files are no images that can be read ({kinds})"
+
+
+def _shared(train: ByClass, val: ByClass) -> Iterator[str]:
+    """A line about images that are in both parts."""
+    known = {real for files in train.values() for real in files}
+    count = sum(real in known for files in val.values() for real in files)
+    if count:
+        total = sum(map(len, val.values()))
+        yield f"{count} of the {total} validation images are training images too: validation is too good to be true"
 
 
 def _first_folder(root: Path, names: Sequence[str]) -> Path | None:
     return next((root / name for name in names if (root / name).is_dir()), None)
 
 
-def _images(root: Path, classes: Sequence[str] | None) -> dict[str, list[str]]:
-    """The image files of every class; a class without any is an error."""
-    there = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+def _images(root: Path, classes: Sequence[str] | None, rest: Rest) -> ByClass:
+    """The image files of every class; a class without any, or an image in two of them, is an error."""
+    with os.scandir(root) as entries:
+        there = sorted(entry.name for entry in entries if _is_class(entry, root))
     if not there:
         raise ValueError(f"{str(root)!r} has no folders in it: one per class is expected, with the images inside")
     for name in classes or ():
         if name not in there:
             raise ValueError(f"{str(root)!r} has no class {name!r}: {suggest(name, there)}")
-    found = {}
+    images: ByClass = {}
+    owner: dict[str, str] = {}
     for name in classes or there:
-        files = sorted(
-            os.path.join(folder, file)
-            for folder, _, files in os.walk(root / name, followlinks=True)
-            for file in files
-            if os.path.splitext(file)[1].lower() in EXTENSIONS and not file.startswith(".")
-        )
-        if not files:
+        found = search(root / name)
+        rest.problems |= found.problems
+        rest.ignored += found.ignored
+        if not found.images:
+            problem = next((f" ({path}: {reason})" for path, reason in found.problems.items()), "")
             raise ValueError(
-                f"class {name!r} is empty: no images ({', '.join(sorted(EXTENSIONS))}) in {str(root / name)!r}"
+                f"class {name!r} is empty: no images ({', '.join(sorted(EXTENSIONS))}) in {str(root / name)!r}{problem}"
             )
-        found[name] = files
-    return found
+        for real, path in found.images.items():
+            if (other := owner.setdefault(real, name)) != name:
+                raise ValueError(
+                    f"{path!r} and {images[other][real]!r} are one image in two classes, {name!r} and {other!r}: "
+                    "take one of the links away"
+                )
+        images[name] = dict(sorted(found.images.items(), key=lambda pair: pair[1]))
+    return images
 
 
-def _split(found: dict[str, list[str]], val_fraction: float) -> Source:
+def _is_class(entry: os.DirEntry[str], root: Path) -> bool:
+    """Whether it is a folder, and not the folder that it lies in."""
+    if entry.name.startswith(".") or not os.path.isdir(entry.path):
+        return False
+    return not encloses(os.path.realpath(entry.path), os.path.realpath(root))
+
+
+def _split(found: ByClass, val_fraction: float) -> tuple[ByClass, ByClass]:
     train, val = {}, {}
     for name, files in found.items():
         if len(files) < 2:
             raise ValueError(f"class {name!r} has one image only: it cannot be split into training and validation")
         order = np.random.default_rng(0).permutation(len(files))
         count = min(len(files) - 1, max(1, round(len(files) * val_fraction)))
-        val[name] = [files[i] for i in sorted(order[:count])]
-        train[name] = [files[i] for i in sorted(order[count:])]
-    classes = tuple(found)
-    return Source(_files(train, classes), _files(val, classes), classes)
+        pairs = list(files.items())
+        val[name] = dict(pairs[i] for i in sorted(order[:count]))
+        train[name] = dict(pairs[i] for i in sorted(order[count:]))
+    return train, val
 
 
-def _files(found: dict[str, list[str]], classes: Sequence[str]) -> Files:
-    pairs = [(path, label) for label, name in enumerate(classes) for path in found[name]]
+def _files(found: Mapping[str, Mapping[str, str]], classes: Sequence[str]) -> Files:
+    pairs = [(path, label) for label, name in enumerate(classes) for path in found[name].values()]
     return Files([path for path, _ in pairs], [label for _, label in pairs])

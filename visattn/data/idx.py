@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
 import tempfile
@@ -17,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torchvision import datasets
 
+from visattn.data.files import MAX_BYTES
 from visattn.data.once import fetched
 from visattn.data.readers import Labelled, Source
+from visattn.files import read_bytes, reason
 
 SIDE = 28
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -73,7 +76,7 @@ def _download(name: str, root: Path) -> None:
             getattr(datasets, FOLDERS[name])(scratch, download=True)
         except (URLError, OSError, RuntimeError) as error:
             raise ValueError(
-                f"could not download {FOLDERS[name]} ({' '.join(str(error).split())}); without a network, put "
+                f"could not download {FOLDERS[name]} ({' '.join(str(error).split())[:100]}); without a network, put "
                 f"{', '.join(FILES)} (or the same with .gz) into {str(target)!r}, or give their folder with --root"
             ) from None
         target.mkdir(parents=True, exist_ok=True)
@@ -106,8 +109,11 @@ def _read(file: Path, dimensions: int) -> NDArray[np.uint8]:
 
 
 def _unpacked(file: Path) -> bytes:
-    data = file.read_bytes()
     try:
-        return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+        data = read_bytes(file, MAX_BYTES)
+        if data.startswith(b"\x1f\x8b"):
+            with gzip.open(io.BytesIO(data)) as stream:
+                data = stream.read(MAX_BYTES)
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{str(file)!r} is damaged: {error}") from None
+        raise ValueError(f"{str(file)!r} is damaged: {reason(error)}") from None
+    return data

@@ -12,12 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from visattn.data.decode import BadImage, from_pillow, read_image
-from visattn.data.folders import EXTENSIONS
+from visattn.data.files import EXTENSIONS, search
 
 InMemory: TypeAlias = Image.Image | NDArray[np.uint8]  # (H, W, 3) or (H, W)
-
-MORE = {".avif", ".jp2", ".pgm", ".pbm"}
-OURS = {"comparison.png", "manifest.json"}  # a folder that has them holds heatmaps, not images
 
 
 def find_images(given: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str]]]:
@@ -26,36 +23,23 @@ def find_images(given: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str
     Args:
         given: files, and folders to be searched with all that is in them but heatmaps of ours.
     """
-    found: dict[Path, Path] = {}
+    images: dict[str, str] = {}
     missing: list[tuple[str, str]] = []
-    for each in given:
-        if not str(each):
+    for each in map(str, given):
+        if not each:
             missing.append(("an image", "its name is empty"))
-            continue
-        path = Path(each)
-        files = [path]
-        if path.is_dir():
-            files = _images(path)
-            if not files:
-                missing.append((str(each), f"no images in this folder ({', '.join(sorted(EXTENSIONS | MORE))})"))
-        elif not path.exists():
-            missing.append((str(each), "there is no such file or folder"))
-            continue
-        for file in files:
-            found.setdefault(file.resolve(), file)
-    return list(found.values()), missing
-
-
-def _images(folder: Path) -> list[Path]:
-    """Image files in a folder and in those below it, sorted; hidden ones are left alone."""
-    found = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if set(files) >= OURS:
-            continue
-        known = [name for name in files if os.path.splitext(name)[1].lower() in EXTENSIONS | MORE]
-        found += [Path(place, name) for name in sorted(known) if not name.startswith(".")]
-    return found
+        elif os.path.isdir(each):
+            found = search(each)
+            if not found.images and not found.problems:
+                missing.append((each, f"no images in this folder ({', '.join(sorted(EXTENSIONS))})"))
+            missing += found.problems.items()
+            for real, path in found.images.items():
+                images.setdefault(real, path)
+        elif not os.path.exists(each):
+            missing.append((each, "there is no such file or folder"))
+        else:
+            images.setdefault(os.path.realpath(each), each)
+    return list(map(Path, images.values())), missing
 
 
 def read_batches(

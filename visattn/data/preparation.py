@@ -20,12 +20,11 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
+from visattn.models.card import CROP_MODES, INTERPOLATIONS
 from visattn.registry import suggest
 
 LONGEST, SHORTEST = 640, 320  # pixels of the longer side of a picture that a person looks at
 RATIO = 16  # of the sides; of an image that is longer still, only the middle is seen
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-CROP_MODES = ("center", "squash", "border")
 
 GREY = (19595, 38470, 7471)  # of 65536: red, green and blue in grey, as Pillow has them (ITU-R 601)
 
@@ -56,7 +55,7 @@ class Preparation:
         for word, known in ((self.interpolation, INTERPOLATIONS), (self.crop_mode, CROP_MODES)):
             if word not in known:
                 kind = "interpolation" if known is INTERPOLATIONS else "crop_mode"
-                raise ValueError(f"unknown {kind} {word!r}: {suggest(str(word), known)}")
+                raise ValueError(f"unknown {kind} {word!r}: {suggest(word, known)}")
         if not 0 < self.crop_pct < 2:
             raise ValueError(f"crop_pct is the share of an image that is seen, got {self.crop_pct}")
 

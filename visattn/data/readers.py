@@ -65,6 +65,7 @@ class Source:
         size: natural side of the images, when they all have one.
         augment: the augmentation that suits them.
         mask: where the object is in a validation image, (H, W), if that is known.
+        notes: what somebody who trains on them should know.
     """
 
     train: Reader
@@ -74,6 +75,7 @@ class Source:
     size: int | None = None
     augment: str = "crop"
     mask: Callable[[int], NDArray[np.bool_]] | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:

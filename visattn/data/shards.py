@@ -90,7 +90,11 @@ class StreamSource:
 
 
 def _open(name: str, root: str | None, split: str, **options: Any) -> Any:
-    prefix = name.partition("/")[0]
+    prefix, _, which = name.partition("/")
+    if prefix == "wds" and (not root or root.strip().lower().startswith("pipe:")):
+        raise ValueError(f"--root {root!r}: the folder or address of the shards; a command ('pipe:…') is not run")
+    if ":" in which:
+        raise ValueError(f"--data {name!r}: a name with ':' would fetch code")
     failures = []
     for candidate in SPLITS[split]:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -29,6 +30,7 @@ def open_source(
     val_fraction: float = 0.1,
     num_classes: int | None = None,
     seed: int = 0,
+    skip_bad: bool = False,
 ) -> Anything:
     """The images of a name.
 
@@ -43,10 +45,10 @@ def open_source(
         "digits": lambda: _digits(difficulty, seed),
         "mnist": lambda: idx_source(data, Path(root or "data")),
         "fashion_mnist": lambda: idx_source(data, Path(root or "data")),
-        "imagenette": lambda: _wordnet(find_or_download(data, Path(root or "data")), read_subset(data)),
-        "imagewoof": lambda: _wordnet(find_or_download(data, Path(root or "data")), read_subset(data)),
-        "imagenet": lambda: _wordnet(_needed(root, data), read_subset(subset) if subset else None),
-        "folder": lambda: folder_source(_needed(root, data), val_fraction),
+        "imagenette": lambda: _wordnet(find_or_download(data, Path(root or "data")), read_subset(data), skip_bad),
+        "imagewoof": lambda: _wordnet(find_or_download(data, Path(root or "data")), read_subset(data), skip_bad),
+        "imagenet": lambda: _wordnet(_needed(root, data), read_subset(subset) if subset else None, skip_bad),
+        "folder": lambda: folder_source(_needed(root, data), val_fraction, skip_bad=skip_bad),
     }
     if data not in openers:
         known = [*openers, *(f"{prefix}/…" for prefix in PREFIXES)]
@@ -68,15 +70,16 @@ def _digits(difficulty: Difficulty, seed: int) -> Source:
     )
 
 
-def _wordnet(root: Path, classes: tuple[str, ...] | None) -> Source:
+def _wordnet(root: Path, classes: tuple[str, ...] | None, skip_bad: bool) -> Source:
     """Folders called by their WordNet ids."""
-    source = folder_source(root, 0.1, classes)
+    source = folder_source(root, 0.1, classes, skip_bad=skip_bad)
     info = ImageNetInfo()
     known = set(info.label_names())
     names = tuple(
-        info.label_name_to_description(each, detailed=False) if each in known else each for each in source.classes
+        info.label_name_to_description(each, detailed=False) if each in known else name
+        for each, name in zip(source.classes, source.names, strict=True)
     )
-    return Source(source.train, source.val, source.classes, names)
+    return replace(source, names=names)
 
 
 def _shards(data: str, root: str | None, num_classes: int | None) -> Anything:

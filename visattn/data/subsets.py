@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from pathlib import Path
 
-from visattn.files import configs_folder
+from visattn.files import configs_folder, read_text
 from visattn.registry import suggest
+
+LARGEST = 10_000_000  # bytes of a list
 
 
 def subset_names() -> list[str]:
@@ -24,11 +27,11 @@ def read_subset(name: str) -> tuple[str, ...]:
     file = configs_folder() / "subsets" / f"{name}.txt" if name in subset_names() else Path(name)
     if not file.is_file():
         raise ValueError(f"unknown subset {name!r} and no such file: {suggest(name, subset_names())}")
-    text = file.read_text()
+    text = read_text(file, LARGEST)
     ids = tuple(stripped for line in text.splitlines() if (stripped := line.partition("#")[0].strip()))
     if not ids:
         raise ValueError(f"subset {name!r} lists no classes")
-    if twice := sorted({each for each in ids if ids.count(each) > 1}):
+    if twice := sorted(each for each, count in Counter(ids).items() if count > 1):
         raise ValueError(f"subset {name!r} lists {twice[0]!r} twice")
     stated = re.search(r"^# sha256: ([0-9a-f]{64})$", text, re.MULTILINE)
     if stated and stated[1] != checksum(ids):

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from visattn.hard.ram import RAM
-from visattn.hard.scout import Scout
+from visattn.hard.scout import GLIMPSES, Scout, smallest
 from visattn.hard.sensor import glimpse
 
 PREFIX = "glimpse_"  # of the names of such models
@@ -43,7 +43,7 @@ class GlimpseNetwork(nn.Module):
         if number < 2:
             raise ValueError(f"glimpses need a backbone that tells two or more classes apart, got {number}")
         config: Any = backbone.pretrained_cfg
-        self.pretrained_cfg = self.default_cfg = {**config, **around(config)}
+        self.pretrained_cfg = self.default_cfg = {**config, **around(config, size=scout.size, glimpses=scout.glimpses)}
 
     @property
     def num_classes(self) -> int:
@@ -79,8 +79,13 @@ class GlimpseNetwork(nn.Module):
         return self.scout.locations(images, sample=False), (self.scout.size, self.scout.size)
 
 
-def around(config: Mapping[str, Any]) -> dict[str, Any]:
+def around(config: Mapping[str, Any], *, size: int | None = None, glimpses: int = GLIMPSES) -> dict[str, Any]:
     """What a network of glimpses changes in timm's configuration of its backbone.
+
+    Args:
+        config: of the backbone.
+        size: side of a crop; that of the backbone's own images unless given.
+        glimpses: how many crops there are of an image.
 
     >>> changes = around({"architecture": "resnet50", "input_size": (3, 224, 224), "classifier": "fc"})
     >>> changes["architecture"], changes["input_size"], changes["classifier"]
@@ -88,12 +93,13 @@ def around(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     channels, *sides = config["input_size"]
     side = max(IMAGE, 2 * max(sides))
+    least = smallest(sides[-1] if size is None else size, glimpses)
     return {
         "architecture": f"{PREFIX}{config['architecture']}",
         "input_size": (channels, side, side),
         "fixed_input_size": False,
         "test_input_size": None,
-        "min_input_size": None,
+        "min_input_size": (channels, least, least),
         "pool_size": None,
         "classifier": _inside(config.get("classifier")),
         "first_conv": _inside(config.get("first_conv")),

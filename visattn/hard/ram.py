@@ -34,7 +34,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visattn.core.arguments import checked
 from visattn.core.decisions import Decides, Decision
+from visattn.core.precision import precise
 from visattn.hard.sensor import glimpse
 from visattn.registry import suggest
 
@@ -62,6 +64,7 @@ class RAM(Decides):
         policy_weight: of REINFORCE in the loss.
     """
 
+    @checked
     def __init__(
         self,
         num_classes: int = 10,
@@ -77,7 +80,14 @@ class RAM(Decides):
         policy_weight: float = 0.01,
     ) -> None:
         super().__init__()
-        counts = {"glimpses": glimpses, "size": size, "scales": scales, "hidden": hidden, "samples": samples}
+        counts = {
+            "in_chans": in_chans,
+            "glimpses": glimpses,
+            "size": size,
+            "scales": scales,
+            "hidden": hidden,
+            "samples": samples,
+        }
         for name, value in counts.items():
             if value < 1:
                 raise ValueError(f"ram needs {name} of at least one, got {value}")
@@ -86,7 +96,7 @@ class RAM(Decides):
         if not sigma > 0:
             raise ValueError(f"ram needs sigma above zero, got {sigma}: without noise it never tries another place")
         if policy not in get_args(Policy):
-            raise ValueError(f"unknown policy {policy!r}: {suggest(str(policy), get_args(Policy))}")
+            raise ValueError(f"unknown policy {policy!r}: {suggest(policy, get_args(Policy))}")
         self.num_classes, self.num_features, self.in_chans = num_classes, hidden, in_chans
         self.glimpses, self.size, self.scales = glimpses, size, scales
         self.sigma, self.samples, self.policy, self.policy_weight = sigma, samples, policy, policy_weight
@@ -112,21 +122,19 @@ class RAM(Decides):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, classes)."""
-        if images.ndim != 4 or images.shape[1] != self.in_chans:
-            raise ValueError(
-                f"ram was built for images (B, {self.in_chans}, H, W), got {tuple(images.shape)}: see in_chans"
-            )
+        self._check(images)
         if self.training:
             state, _, self.decision = self._look(images, self._noise(images))
             return self.head(state)
         if self.samples == 1 and self.policy == "learned":
             return self.head(self._look(images, None)[0])
         state, *_ = self._look(images.repeat(self.samples, 1, 1, 1), self._noise(images, self.samples))
-        answers = _precise(self.head(state)).unflatten(0, (self.samples, -1)).log_softmax(2)
+        answers = precise(self.head(state)).unflatten(0, (self.samples, -1)).log_softmax(2)
         return answers.logsumexp(0) - math.log(self.samples)
 
     def fixations(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Where it looks, (B, T, 2) as (x, y), and height and width of a glimpse in pixels; without noise."""
+        self._check(images)
         noise = None if self.policy == "learned" else self._noise(images, 1)
         return self._look(images, noise)[1], (self.size, self.size)
 
@@ -136,6 +144,14 @@ class RAM(Decides):
         for location in path.unbind(1):
             state = self._step(images, location, state)
         return self.head(state)
+
+    def _check(self, images: Tensor) -> None:
+        if images.ndim != 4 or images.shape[1] != self.in_chans or 0 in images.shape[2:]:
+            raise ValueError(
+                f"ram was built for images (B, {self.in_chans}, H, W), got {tuple(images.shape)}: see in_chans"
+            )
+        if not images.is_floating_point():
+            raise TypeError(f"ram takes images of floating-point numbers, got {images.dtype}")
 
     def _noise(self, images: Tensor, samples: int | None = None) -> Tensor:
         """What chance adds, (B, T, 2): drawn anew in training, or the same for every call with a number of samples."""
@@ -159,10 +175,10 @@ class RAM(Decides):
                 assert noise is not None
                 location = noise[:, step]
             else:
-                mean = torch.tanh(_precise(self.locator(state.detach())))
+                mean = torch.tanh(precise(self.locator(state.detach())))
                 location = mean.detach() if noise is None else mean.detach() + noise[:, step]
                 log_probs.append(log_normal(location, mean, self.sigma))
-                expected.append(_precise(self.baseline(state.detach())).squeeze(1))
+                expected.append(precise(self.baseline(state.detach())).squeeze(1))
                 location = location.clamp(-1, 1)
             path.append(location)
             state = self._step(images, location, state)
@@ -178,11 +194,6 @@ class RAM(Decides):
         what = self.what_out(F.relu(self.what(seen)))
         where = self.where_out(F.relu(self.where(location.to(images.dtype))))
         return F.relu(self.recur(state) + self.update(F.relu(what + where)))
-
-
-def _precise(values: Tensor) -> Tensor:
-    """At least single precision."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def log_normal(value: Tensor, mean: Tensor, sigma: float) -> Tensor:

@@ -23,6 +23,7 @@ torch.Size([2, 4, 2])
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import get_args
 
@@ -30,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visattn.core.arguments import checked
 from visattn.core.decisions import Decides, Decision
 from visattn.core.sampling import draw_log_prob, entropy, top_k
 from visattn.hard.ram import Policy
@@ -38,6 +40,7 @@ from visattn.registry import suggest
 WIDTHS = (16, 32, 64)  # each convolution halves the sides
 STRIDE = 2 ** len(WIDTHS)
 GROUPS = 8
+GLIMPSES = 4
 
 
 class Scout(Decides):
@@ -54,12 +57,13 @@ class Scout(Decides):
         entropy_weight: of the entropy in the loss.
     """
 
+    @checked
     def __init__(
         self,
         in_chans: int = 3,
         *,
         size: int,
-        glimpses: int = 4,
+        glimpses: int = GLIMPSES,
         overview: int = 96,
         policy: Policy = "learned",
         policy_weight: float = 0.1,
@@ -70,7 +74,7 @@ class Scout(Decides):
             if value < 1:
                 raise ValueError(f"a model that takes glimpses needs {name} of at least one, got {value}")
         if policy not in get_args(Policy):
-            raise ValueError(f"unknown policy {policy!r}: {suggest(str(policy), get_args(Policy))}")
+            raise ValueError(f"unknown policy {policy!r}: {suggest(policy, get_args(Policy))}")
         self.size, self.glimpses, self.overview, self.policy = size, glimpses, overview, policy
         self.policy_weight, self.entropy_weight = policy_weight, entropy_weight
         if policy == "learned":
@@ -146,6 +150,16 @@ def starts(length: int, size: int, *, device: torch.device | None = None) -> Ten
     room, step = length - size, max(size // 2, 1)
     steps = -(-room // step)
     return (2 * room * torch.arange(steps + 1, device=device) + steps) // max(2 * steps, 1)
+
+
+def smallest(size: int, glimpses: int) -> int:
+    """Side of the smallest square image that has room for so many crops.
+
+    >>> smallest(224, 1), smallest(224, 4), smallest(224, 9)
+    (224, 225, 337)
+    """
+    rows = math.isqrt(glimpses - 1) + 1
+    return size if rows == 1 else size + (rows - 2) * max(size // 2, 1) + 1
 
 
 def small_size(height: int, width: int, overview: int) -> tuple[int, int]:

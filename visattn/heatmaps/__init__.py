@@ -3,8 +3,8 @@
 from visattn.heatmaps.cam import grad_cam, look_at
 from visattn.heatmaps.capture import Maps, capture
 from visattn.heatmaps.glimpses import Looks, on_mask
-from visattn.heatmaps.interception import Missed
 from visattn.heatmaps.methods import METHODS, attention_heads, explain, list_methods, relate
+from visattn.heatmaps.passes import Missed
 from visattn.heatmaps.result import Explanation
 
 __all__ = [

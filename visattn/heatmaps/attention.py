@@ -17,15 +17,18 @@ r"""Heatmaps from attention weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from visattn.core.arguments import whole
+from visattn.heatmaps.calls import Call
+from visattn.heatmaps.exactness import exactly, pieces
 from visattn.heatmaps.geometry import Geometry, Layer, geometry
-from visattn.heatmaps.interception import Call, intercepting
+from visattn.heatmaps.interception import intercepting
 from visattn.heatmaps.memory import on_device
 from visattn.heatmaps.propagation import FUSIONS, Propagation, discard_smallest, fuse_heads
 from visattn.heatmaps.request import Request, Result, matching
@@ -42,16 +45,16 @@ def attention(request: Request, *, layer: str | int | None = None, head: int | N
     """
     found = geometry(request.model, request.images)
     chosen = choose_layer(found.layers, layer)
+    _check_head(chosen, head)
     kept: list[Tensor] = []
 
     def keep(each: Layer, call: Call) -> None:
         if each is chosen:
-            kept.append(each.arrange(call.weights()))
+            kept.append(seen_by_readers(each, call, [head]))
 
     with torch.no_grad():
         request.run(watching(request, found, keep))
-    maps = kept[-1] if head is None else _one_head(chosen, kept[-1], head)
-    return Result(seen_by_readers(chosen, fuse_heads(maps)), (chosen.name,))
+    return Result(kept[-1][:, 0], (chosen.name,))
 
 
 def every_head(
@@ -60,23 +63,27 @@ def every_head(
     """The weights of many layers and heads from one forward pass, (B, height, width) by name and number."""
     found = geometry(request.model, request.images)
     wanted = found.spatial() if layers is None else [choose_layer(found.layers, each) for each in layers]
+    for layer in wanted:
+        for head in heads or ():
+            _check_head(layer, head)
     maps: dict[tuple[str, int], Tensor] = {}
 
     def keep(layer: Layer, call: Call) -> None:
         if any(layer is each for each in wanted):
-            arranged = layer.arrange(call.weights())
-            for head in range(layer.heads) if heads is None else heads:
-                maps[layer.name, head] = seen_by_readers(layer, _one_head(layer, arranged, head)[:, :, 0])
+            numbers = list(range(layer.heads) if heads is None else heads)
+            seen = seen_by_readers(layer, call, numbers)
+            maps.update(((layer.name, head), seen[:, number]) for number, head in enumerate(numbers))
 
     with torch.no_grad():
         request.run(watching(request, found, keep))
     return maps
 
 
-def _one_head(layer: Layer, maps: Tensor, head: int) -> Tensor:
-    if not -layer.heads <= head < layer.heads:
+def _check_head(layer: Layer, head: int | None) -> None:
+    if head is not None and whole(head) is None:
+        raise TypeError(f"a head is a number, got {head!r}")
+    if head is not None and not -layer.heads <= head < layer.heads:
         raise ValueError(f"{layer.name!r} has {layer.heads} heads, numbered from 0; there is no head {head}")
-    return maps[:, :, head, None]
 
 
 def rollout(request: Request, *, fusion: str = "mean", discard: float = 0.0) -> Result:
@@ -98,7 +105,10 @@ def rollout(request: Request, *, fusion: str = "mean", discard: float = 0.0) -> 
 
     def go_through(layer: Layer, call: Call) -> None:
         if layer.leads_on:
-            state.add(layer, discard_smallest(fuse_heads(layer.arrange(call.weights()), fusion), discard, layer.keys))
+            fused: Iterable[Tensor] = (fuse_heads(each, fusion) for each in weights_in_pieces(layer, call))
+            if discard:  # the smallest of all
+                fused = [discard_smallest(torch.cat(list(fused), 2), discard, layer.keys)]
+            state.add(layer, fused)
             passed.append(layer.name)
             if request.frames:
                 frames.append(state.readout())
@@ -131,12 +141,18 @@ def _relevance(request: Request, *, normalised: bool) -> Result:
         request.run(watching(request, found, keep), images=request.images.clone().requires_grad_())
         leaves = [call.leaf() for _, call in calls]
         gradients = torch.autograd.grad(request.score(), leaves, allow_unused=True)
-    with torch.no_grad():
+    with exactly(request.images.device):
         for (layer, call), gradient in zip(calls, gradients, strict=True):
-            weights = layer.arrange(call.weights())
-            gain = layer.arrange(call.gradient(gradient)) if gradient is not None else torch.zeros_like(weights)
-            state.add(layer, fuse_heads((gain.to(weights.dtype) * weights).clamp(min=0)))
+            state.add(layer, _gains(layer, call, gradient))
     return Result(state.readout(), tuple(layer.name for layer, _ in calls))
+
+
+def _gains(layer: Layer, call: Call, gradient: Tensor | None) -> Iterator[Tensor]:
+    """ReLU of the gradient times the weights, heads averaged, piece by piece."""
+    for rows in pieces(call.rows(), layer.keys.index.shape[1]):
+        weights = layer.arrange(call.weights(rows))
+        gain = weights.new_zeros(()) if gradient is None else layer.arrange(call.gradient(gradient, rows))
+        yield fuse_heads((gain * weights).clamp(min=0))
 
 
 def legrad(request: Request) -> Result:
@@ -162,9 +178,15 @@ def legrad(request: Request) -> Result:
     finally:
         for handle in handles:
             handle.remove()
-    with torch.no_grad():
+    with exactly(request.images.device):
         gains = [
-            layer.arrange(call.gradient(gradient)).clamp(min=0).mean((1, 2, 3))  # (B, Nk)
+            torch.stack(
+                [
+                    layer.arrange(call.gradient(gradient, rows)).clamp(min=0).mean((1, 2)).sum(1)  # (B, Nk)
+                    for rows in pieces(call.rows(), layer.keys.index.shape[1])
+                ]
+            ).sum(0)
+            / layer.queries.index.shape[1]
             for (layer, call), gradient in zip(calls, reversed(gradients), strict=True)
         ]
         keys = calls[0][0].keys
@@ -178,6 +200,10 @@ def why_no_attention(model: nn.Module, images: Tensor) -> str | None:
     found = geometry(model, images)
     if not found.layers:
         return "the model has no attention between tokens"
+    if parts := [layer.name for layer in found.layers if layer.beside]:
+        return (
+            f"{parts[0]!r} computes its attention in parts beside each other, a few heads, queries or images at a time"
+        )
     if not found.spatial():
         return f"its attention is {found.layers[0].kind}: between channels, not between places"
     return None
@@ -188,7 +214,9 @@ def why_no_rollout(model: nn.Module, images: Tensor) -> str | None:
     if reason := why_no_attention(model, images):
         return reason
     if not any(layer.leads_on for layer in geometry(model, images).layers):
-        return "its attention collects from patches into channels or states, not into tokens: rollout has no meaning"
+        return (
+            "its attention collects from patches into what has no known place in the image, such as channels or states"
+        )
     return None
 
 
@@ -211,10 +239,12 @@ def choose_layer(layers: list[Layer], wanted: str | int | None) -> Layer:
     """A layer by name or number; one without patches raises."""
     if wanted is None:
         chosen = [layer for layer in layers if layer.keys.spatial][-1]
-    elif isinstance(wanted, int):
-        if not -len(layers) <= wanted < len(layers):
+    elif (number := whole(wanted)) is not None:
+        if not -len(layers) <= number < len(layers):
             raise ValueError(f"the model has {len(layers)} attention layers, numbered from 0; there is no {wanted}")
-        chosen = layers[wanted]
+        chosen = layers[number]
+    elif not isinstance(wanted, str):
+        raise TypeError(f"layer is the name or the number of an attention layer, got {wanted!r}")
     else:
         chosen = matching(wanted, {layer.name: layer for layer in layers}, "attention layer")
     if not chosen.keys.spatial:
@@ -222,17 +252,34 @@ def choose_layer(layers: list[Layer], wanted: str | int | None) -> Layer:
     return chosen
 
 
-def seen_by_readers(layer: Layer, fused: Tensor) -> Tensor:
-    """(B, height, width): the weights of those queries that the output reads, or of all, added up over windows."""
-    rows = on_device(layer.read, fused.device).to(fused.dtype)
-    if not layer.read.any():
-        rows = torch.ones_like(rows)
-    received = (fused * rows[..., None]).sum(2).flatten(1)  # (B, windows * Nk)
-    where, numbers = (on_device(each, fused.device) for each in layer.keys.patches)
+def seen_by_readers(layer: Layer, call: Call, heads: Sequence[int | None]) -> Tensor:
+    """(B, heads, height, width): the weights of those queries that the output reads, or of all, summed over windows.
+
+    Args:
+        layer, call: whose weights they are.
+        heads: which ones; None is the mean of all.
+    """
+    read = layer.read if layer.read.any() else torch.ones_like(layer.read)
+    readers = on_device(read, call.output.device)
+    received: Tensor | None = None  # (B, windows, heads, Nk)
+    for rows in pieces(call.rows(), layer.keys.index.shape[1]):
+        if read[:, rows].any():
+            maps = layer.arrange(call.weights(rows))
+            part = (maps * readers[:, None, rows, None]).sum(3)
+            received = part if received is None else received + part
+    assert received is not None
     assert layer.keys.grid is not None
+    chosen = torch.stack([received.mean(2) if head is None else received[:, :, head] for head in heads], 1).flatten(2)
+    where, numbers = (on_device(each, chosen.device) for each in layer.keys.patches)
     height, width = layer.keys.grid.size
-    total = fused.new_zeros(len(fused), height * width).index_add_(1, numbers, received[:, where])
-    return total.unflatten(1, (height, width)) / rows.sum()
+    total = chosen.new_zeros(*chosen.shape[:2], height * width).index_add_(2, numbers, chosen[:, :, where])
+    return total.unflatten(2, (height, width)) / read.sum()
+
+
+def weights_in_pieces(layer: Layer, call: Call) -> Iterator[Tensor]:
+    """The weights (B, windows, heads, some rows, Nk) from the first row to the last."""
+    for rows in pieces(call.rows(), layer.keys.index.shape[1]):
+        yield layer.arrange(call.weights(rows))
 
 
 @contextmanager
@@ -241,7 +288,8 @@ def watching(request: Request, found: Geometry, note: Callable[[Layer, Call], No
     layers = iter(found.layers)
 
     def match(call: Call) -> None:
-        note(next(layers), call)
+        with exactly(call.output.device):
+            note(next(layers), call)
 
     with intercepting(request.model, match):
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from visattn.heatmaps.exactness import exactly
 from visattn.heatmaps.request import Request, Result
 
 CELLS = 14  # along the shorter side of a random map
@@ -29,10 +30,11 @@ def center(request: Request) -> Result:
 
 def edge(request: Request) -> Result:
     """How much the image changes from pixel to pixel (Sobel)."""
-    grey = request.images.mean(1, keepdim=True).float()
+    grey = request.images.float().mean(1, keepdim=True)
     kernel = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -1.0]], device=grey.device)
     kernels = torch.stack([kernel, kernel.T])[:, None]
-    slopes = F.conv2d(F.pad(grey, (1, 1, 1, 1), mode="replicate"), kernels)
+    with exactly(grey.device):
+        slopes = F.conv2d(F.pad(grey, (1, 1, 1, 1), mode="replicate"), kernels)
     return Result(slopes.square().sum(1).sqrt())
 
 

@@ -18,22 +18,23 @@ prefix). Gradients are taken to the probe only, so that parameters keep their ``
 
 from __future__ import annotations
 
-import io
-from contextlib import redirect_stderr
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from visattn.heatmaps.looking import looking
 from visattn.heatmaps.memory import remembered
-from visattn.heatmaps.request import Request, Result, classifier_output
+from visattn.heatmaps.pooled import pooled_place
+from visattn.heatmaps.request import Request, Result, class_scores
 from visattn.heatmaps.scaling import to_heatmap
 from visattn.models.attach import choose, survey_places
 from visattn.models.layout import Place
-from visattn.models.survey import evaluating
 from visattn.models.wrapping import replace_slot
 
-FINE = 7  # rows and columns that a map should have
+FINE, COARSEST = 7, 4  # rows and columns that a map should have, and that the map which the head reads must have
+AT_THE_HEAD = frozenset({"gradcam", "hirescam", "xgradcam", "eigencam", "ablationcam"})  # see look_at
 
 # The package's class for each method.
 PACKAGE = {
@@ -48,31 +49,50 @@ PACKAGE = {
 }
 
 
-def look_at(model: nn.Module, example: Tensor) -> Place:
-    """The deepest feature map that still has some resolution and a say in the output.
+def look_at(model: nn.Module, example: Tensor, method: str = "gradcam") -> Place:
+    """The feature map that a method looks at: one that is deep, still has some resolution, and a say in the output.
+
+    Most methods look at the map that the head reads, where the score is nearly a weighted sum of channels, unless it
+    has fewer than 4 rows or columns (a ResNet-18 pools 2x2 of a 64-pixel image). ``gradcam++`` and ``layercam``, which
+    weigh every place by its own gradient, look at the end of a stage: the gradient of a map that is averaged is the
+    same everywhere, and tells them nothing of places. So does ``scorecam``, whose masks are better there, and fewer.
+    Of the stages it is the deepest with at least 7 rows and columns.
+    What this was measured on is in ``docs/where_cams_look.md``.
 
     Args:
         model: any network.
         example: a batch of images of the size it will be given.
+        method: one of the family.
 
     >>> import timm
-    >>> look_at(timm.create_model("resnet18"), torch.rand(1, 3, 64, 64)).name
-    'layer2'
+    >>> model = timm.create_model("mobilenetv2_100")
+    >>> [look_at(model, torch.rand(1, 3, 224, 224), method).name for method in ("gradcam", "layercam")]
+    ['bn2', 'blocks.6']
+    >>> look_at(model, torch.rand(1, 3, 64, 64)).name
+    'blocks.2'
     """
-    return remembered(model, example, "place", lambda: _look_at(model, example))
+    return remembered(model, example, f"place {method in AT_THE_HEAD}", lambda: _look_at(model, example, method))
 
 
-def _look_at(model: nn.Module, example: Tensor) -> Place:
-    with evaluating(model):
-        places = choose(model, survey_places(model, example), "stages")
+def _look_at(model: nn.Module, example: Tensor, method: str) -> Place:
+    found = survey_places(model, example)
+    pooled = pooled_place(model, found) if method in AT_THE_HEAD else None
+    if pooled is not None and min(pooled.size) >= COARSEST:
+        return pooled
+    places = choose(model, found, "stages")
     fine = [place for place in places if min(place.size) >= FINE]
     return fine[-1] if fine else max(places, key=lambda place: min(place.size))
 
 
 def place_at(model: nn.Module, example: Tensor, layer: str) -> Place:
     """The feature map behind a module of this name."""
-    with evaluating(model):
-        (place, *others) = choose(model, survey_places(model, example), layer)
+    if not isinstance(layer, str):
+        raise TypeError(f"layer is the name of a module, such as {look_at(model, example).name!r}, got {layer!r}")
+    return remembered(model, example, f"place at {layer}", lambda: _place_at(model, example, layer))
+
+
+def _place_at(model: nn.Module, example: Tensor, layer: str) -> Place:
+    (place, *others) = choose(model, survey_places(model, example), layer)
     if others:
         raise ValueError(f"{layer!r} are {1 + len(others)} feature maps: name one")
     return place
@@ -88,8 +108,8 @@ class Probed(nn.Module):
         self.probe: nn.Module = nn.Identity()
         self.map: Tensor | None = None
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
+    def forward(self, images: Tensor) -> Any:
+        """Logits, or whatever a model without classes returns."""
         layout, size = self.place.layout, (images.shape[-2], images.shape[-1])
 
         def through(output: Tensor) -> Tensor:
@@ -101,7 +121,9 @@ class Probed(nn.Module):
 
         handle = self.model.get_submodule(self.place.name).register_forward_hook(hook)
         try:
-            return classifier_output(self.model(images))
+            output = self.model(images)
+            scores = class_scores(self.model, output)
+            return output if scores is None else scores
         finally:
             handle.remove()
 
@@ -112,17 +134,17 @@ def cam(request: Request, method: str, *, layer: str | None = None) -> Result:
     Args:
         request: model and images.
         method: one of :data:`PACKAGE`.
-        layer: name of the module behind which to look; the deepest map of at least 7x7 unless given.
+        layer: name of the module behind which to look; see :func:`look_at` for what is chosen unless it is given.
     """
     model, images = request.model, request.images
-    place = look_at(model, images) if layer is None else place_at(model, images, layer)
+    place = look_at(model, images, method) if layer is None else place_at(model, images, layer)
     return Result(_maps(request, place, method), (place.name,))
 
 
 def grad_cam(model: nn.Module, images: Tensor, place: Place, target: Tensor | None = None) -> Tensor:
     """Grad-CAM of a batch at a place that is known, (B, H, W) in [0, 1] at the resolution of the images."""
-    with evaluating(model):
-        maps = _maps(Request(model, images, target), place, "gradcam")
+    with looking(model) as own:
+        maps = _maps(Request(own, images, target), place, "gradcam")
     return to_heatmap(maps, (images.shape[-2], images.shape[-1]))
 
 
@@ -136,17 +158,25 @@ def _maps(request: Request, place: Place, method: str) -> Tensor:
         request.run(model=probed, images=request.images.detach().requires_grad_())
         activation = probed.map
         assert activation is not None
-        (gradient,) = torch.autograd.grad(request.score(), activation)
-    assert request.target is not None
+        # Without a class there is no gradient, and eigencam needs none.
+        gradient = activation if request.target is None else torch.autograd.grad(request.score(), activation)[0]
     options = {"ablation_layer": _zeroing()} if method == "ablationcam" else {}
-    package = getattr(pytorch_grad_cam, PACKAGE[method])(probed, [probed.probe], **options)
-    # On reduced precision the package's NumPy would fail; its progress bars would fill the screen.
+    package = _quiet(getattr(pytorch_grad_cam, PACKAGE[method]))(probed, [probed.probe], **options)
+    # On reduced precision the package's NumPy would fail.
     arrays = [x.detach().float().cpu().numpy() for x in (activation, gradient)]
-    targets = [ClassifierOutputTarget(int(index)) for index in request.target]
-    with redirect_stderr(io.StringIO()), torch.no_grad():
+    targets = [ClassifierOutputTarget(int(index)) for index in request.target] if request.target is not None else []
+    with torch.no_grad():
         maps = package.get_cam_image(request.images, probed.probe, targets, *arrays, False)
     package.activations_and_grads.release()
     return torch.as_tensor(maps).clamp(min=0)
+
+
+def _quiet(package: Any) -> Any:
+    """A class of the package whose progress bars do not fill the screen, which belongs to all threads."""
+    loop = package.get_cam_weights
+    names = {**loop.__globals__, "tqdm": SimpleNamespace(tqdm=lambda steps: steps)}
+    quiet = FunctionType(loop.__code__, names, loop.__name__, loop.__defaults__, loop.__closure__)
+    return type(package.__name__, (package,), {"get_cam_weights": quiet})
 
 
 def _zeroing() -> nn.Module:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
-from visattn.heatmaps.interception import Call, intercepting
+from visattn.heatmaps.calls import Call, Unfused
+from visattn.heatmaps.exactness import exactly
+from visattn.heatmaps.interception import intercepting
+from visattn.heatmaps.passes import computes_attention, layer_names
+from visattn.registry import suggest
 
 
 class Maps(Mapping[str, Tensor]):
@@ -19,31 +25,68 @@ class Maps(Mapping[str, Tensor]):
     They are no part of the model's graph; :meth:`gradients` has what one would differentiate them for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._names: list[str] = []  # of all layers, also of those that nobody asked for
         self._calls: dict[str, Call] = {}
         self._weights: dict[str, Tensor] = {}
 
     def _add(self, call: Call) -> None:
-        name, number = call.name, 1
-        while name in self._calls:
-            number += 1
-            name = f"{call.name}#{number}"
-        self._calls[name] = call
-        with torch.no_grad():
-            self._weights[name] = call.weights()
+        name, times = call.name, 1
+        while name in self._names:
+            times += 1
+            name = f"{call.name}#{times}"
+        self._names.append(name)
+        number = len(self._names) - 1
+        sure = self._wanted.chooses(name, number)
+        if sure or self._wanted.last:
+            self._calls[name] = call
+        if sure or (self._wanted.last and isinstance(call, Unfused)):  # whose weights a model may write over
+            self._form(name)
+        if self._wanted.last and number >= self._wanted.last:
+            old = self._names[number - self._wanted.last]
+            if not self._wanted.chooses(old, number - self._wanted.last):
+                self._calls.pop(old, None)
+                self._weights.pop(old, None)
 
-    def _clear(self) -> None:
-        self._calls.clear()
-        self._weights.clear()
-
-    def __getitem__(self, name: str) -> Tensor:
+    def _form(self, name: str) -> Tensor:
+        if name not in self._weights:
+            call = self._calls[name]
+            with exactly(call.output.device):
+                weights = call.weights()
+            own = weights.untyped_storage()._cdata != call.leaf().untyped_storage()._cdata
+            self._weights[name] = weights if own else weights.detach().clone()
         return self._weights[name]
 
+    def _begin(self, reported: int) -> None:
+        """Forget everything but the last reports."""
+        self._names = self._names[len(self._names) - reported :]
+        self._keep(self._names)
+
+    def _end(self) -> None:
+        """Forget layers that might have been wanted; raise if a wanted one was not there."""
+        self._keep(self._shown())
+        self._wanted.check(self._names)
+
+    def _keep(self, names: list[str]) -> None:
+        for table in (self._calls, self._weights):
+            for name in table.keys() - {*names}:
+                del table[name]
+
+    def _shown(self) -> list[str]:
+        total = len(self._names)
+        return [name for i, name in enumerate(self._names) if self._wanted.chooses(name, i, total)]
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._shown():
+            raise KeyError(name)
+        return self._form(name)
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
+        return iter(self._shown())
 
     def __len__(self) -> int:
-        return len(self._weights)
+        return len(self._shown())
 
     def __repr__(self) -> str:
         shapes = (f"{name} {tuple(weights.shape)}" for name, weights in self.items())
@@ -54,21 +97,90 @@ class Maps(Mapping[str, Tensor]):
 
         It is exact with fused attention too, where the maps are not part of the model's graph.
         """
-        leaves = [call.leaf() for call in self._calls.values()]
+        calls = {name: self._calls[name] for name in self}
+        leaves = [call.leaf() for call in calls.values()]
+        for name, leaf in zip(calls, leaves, strict=True):
+            if not leaf.requires_grad:
+                raise ValueError(
+                    f"the map of {name!r} was made without gradients: run the model outside torch.no_grad(), with "
+                    "images or weights that require gradients, and without reentrant checkpointing"
+                )
         found = torch.autograd.grad(score, leaves, retain_graph=True, allow_unused=True)
-        with torch.no_grad():
+        with exactly(score.device):
             return {
-                name: torch.zeros_like(self._weights[name]) if gradient is None else call.gradient(gradient)
-                for (name, call), gradient in zip(self._calls.items(), found, strict=True)
+                name: torch.zeros_like(self[name]) if gradient is None else call.gradient(gradient)
+                for (name, call), gradient in zip(calls.items(), found, strict=True)
             }
 
 
+class Wanted:
+    """Which layers to keep; all of them unless told.
+
+    Args:
+        layers: names, patterns or numbers.
+        model: that has them; a name or pattern that fits none of its modules raises.
+    """
+
+    def __init__(self, layers: str | int | Sequence[str | int] | None, model: nn.Module) -> None:
+        if layers is not None and (isinstance(layers, str) or not isinstance(layers, Sequence)):
+            layers = [layers]
+        self.layers = None if layers is None else list(layers)
+        if self.layers is not None and not self.layers:
+            raise ValueError("layers is empty: name at least one, or leave it out to keep all")
+        self.last = 0  # how many at the end may be wanted by number
+        modules = layer_names(model)
+        for each in self.layers or []:
+            if isinstance(each, bool) or not isinstance(each, str | int):
+                raise TypeError(f"layers are names, patterns or numbers, got {each!r}")
+            if isinstance(each, int):
+                self.last = max(self.last, -each)
+            else:
+                plain = re.sub(r"#\d+$", "", each)
+                if not any(fnmatchcase(name, plain) for name in modules.values()):
+                    likely = [name for module, name in modules.items() if computes_attention(module)]
+                    raise ValueError(f"unknown attention layer {each!r}: {suggest(plain, likely or modules.values())}")
+
+    def chooses(self, name: str, number: int, total: int | None = None) -> bool:
+        """Whether to keep a layer, the so-and-so-many-th of a pass; numbers from behind need to know of how many."""
+        if self.layers is None:
+            return True
+        return any(_is(each, name, number, total) for each in self.layers)
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise if something was wanted that a pass through these layers did not have."""
+        for each in self.layers or []:
+            if any(_is(each, name, number, len(names)) for number, name in enumerate(names)):
+                continue
+            if isinstance(each, int):
+                raise ValueError(f"the model has {len(names)} attention layers, numbered from 0; there is no {each}")
+            raise ValueError(f"there was no attention in {each!r}: {suggest(each, names)}")
+
+
+def _is(wanted: str | int, name: str, number: int, total: int | None) -> bool:
+    if isinstance(wanted, str):
+        return fnmatchcase(name, wanted)
+    return number == wanted or (total is not None and number - total == wanted)
+
+
 @contextmanager
-def capture(model: nn.Module) -> Iterator[Maps]:
+def capture(model: nn.Module, layers: str | int | Sequence[str | int] | None = None) -> Iterator[Maps]:
     """Keep every attention matrix of the last forward pass inside the block.
 
-    The output does not change, fused attention stays on, and nothing of the model is touched. A layer with attention
-    that ran but could not be seen raises :class:`Missed`. A compiled model runs as it was written.
+    The output does not change, fused attention stays on, and nothing of the model is touched; passes of other threads
+    through the same model are neither seen nor disturbed. A layer with attention that ran but could not be seen raises
+    :class:`Missed`. A compiled model runs as it was written.
+
+    A pass begins with a call of the model. Instead of the model, a method of it (``model.forward_features(x)``) or some
+    of its modules may be called (``model.blocks[0](x)``); such calls together make one pass, until a layer attends that
+    has already attended in an earlier one of them: with it a new pass begins. A layer that is used several times within
+    one call is kept several times. What was missed is found at the end of a call of the model, and otherwise when the
+    next pass begins or the block ends. What gradient checkpointing runs again in a backward pass is left out, and so is
+    the attention of other models.
+
+    Args:
+        model: to watch.
+        layers: keep only these: a name, a pattern (``"blocks.*.attn"``), a number in the order of the pass (-1 is the
+            last), or a list of them. The weights of the others are not computed. One that is not there raises.
 
     >>> import timm
     >>> model = timm.create_model("test_vit").eval()
@@ -76,11 +188,22 @@ def capture(model: nn.Module) -> Iterator[Maps]:
     ...     logits = model(torch.rand(2, 3, 160, 160))
     >>> len(maps), maps["blocks.0.attn"].shape
     (6, torch.Size([2, 2, 101, 101]))
+    >>> with capture(model, layers=[0, -1]) as maps:
+    ...     logits = model(torch.rand(2, 3, 160, 160))
+    >>> list(maps)
+    ['blocks.0.attn', 'blocks.5.attn']
     """
-    maps = Maps()
-    handle = model.register_forward_pre_hook(lambda _module, _args: maps._clear())
-    try:
-        with intercepting(model, maps._add):
-            yield maps
-    finally:
-        handle.remove()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"capture watches a model, an nn.Module, got {type(model).__name__}")
+    maps = Maps(Wanted(layers, model))
+    ran = False
+
+    def begin(reported: int) -> None:
+        nonlocal ran
+        ran = True
+        maps._begin(reported)
+
+    with intercepting(model, maps._add, begin):
+        yield maps
+    if ran or maps._names:
+        maps._end()

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from visattn.blocks.base import BLOCKS, Gate
 from visattn.blocks.hard import Sampled
-from visattn.heatmaps.attention import watching
+from visattn.core.precision import precise
+from visattn.heatmaps.attention import watching, weights_in_pieces
+from visattn.heatmaps.calls import Call
 from visattn.heatmaps.geometry import Layer, geometry
-from visattn.heatmaps.interception import Call
 from visattn.heatmaps.propagation import fuse_heads
 from visattn.heatmaps.request import Request, Result, matching
 from visattn.models.patch import Patch
@@ -94,8 +95,7 @@ def _gates(request: Request) -> tuple[dict[str, Tensor], dict[str, Tensor], dict
         def hook(module: nn.Module, args: Any) -> None:
             (x,) = args
             attention = module.attention(x)  # type: ignore[operator]
-            if isinstance(attention, Sampled):
-                attention = attention.mask
+            attention = precise(attention.mask if isinstance(attention, Sampled) else attention)
             size = (x.shape[2], x.shape[3])
             if attention.shape[1:] == x.shape[1:] or attention.shape[1:] == (1, *size):
                 maps[name] = attention.mean(1)
@@ -137,7 +137,7 @@ def relations(request: Request) -> dict[str, Relation]:
             return
         sizes = [grid.size[0] * grid.size[1] for grid in (queries.grid, keys.grid)]
         if sizes[0] * sizes[1] <= MOST_PAIRS:
-            fused = fuse_heads(layer.arrange(call.weights()))
+            fused = torch.cat([fuse_heads(each) for each in weights_in_pieces(layer, call)], 2)
             related[layer.name] = Relation(_unwindowed(fused, layer, *sizes), queries.grid.size, keys.grid.size)
 
     with torch.no_grad():

@@ -5,17 +5,25 @@ Found once per model and image size, by :mod:`visattn.heatmaps.trace`; there is 
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from visattn.heatmaps.interception import Call, Fused, intercepting
+from visattn.core.precision import without_autocast
+from visattn.heatmaps.calls import Call, Fused
+from visattn.heatmaps.interception import intercepting
 from visattn.heatmaps.memory import on_device, remembered
-from visattn.heatmaps.trace import IMAGE, Shadow, Tracing, trace
-from visattn.models.survey import sharing_copy
+from visattn.heatmaps.trace import IMAGE, Shadow, Tracing, compact_copy, trace
+from visattn.models.copies import sharing_copy
+
+REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,14 @@ class Tokens:
         return where, self.index.flatten()[where]
 
     @cached_property
+    def once(self) -> Tensor | None:
+        """Where each patch of the grid is when windows are joined, if each is there once."""
+        where, numbers = self.patches
+        order = numbers.argsort()
+        size = 0 if self.grid is None else len(self.grid.rows) * len(self.grid.columns)
+        return where[order] if torch.equal(numbers[order], torch.arange(size)) else None
+
+    @cached_property
     def learnt_places(self) -> tuple[Tensor, ...]:
         """Where each learnt token is when windows are joined."""
         return tuple((self.index.flatten() == -2 - number).nonzero()[:, 0] for number in range(len(self.learnt)))
@@ -93,6 +109,7 @@ class Layer:
         order: (windows, heads), where each map of one image is among these.
         queries, keys: what rows and columns are.
         read: (windows, Nq), which of the rows the output of the model depends on without further attention.
+        beside: whether its module attends several times beside each other: it is only a part, some heads or queries.
     """
 
     name: str
@@ -102,6 +119,7 @@ class Layer:
     queries: Tokens
     keys: Tokens
     read: Tensor
+    beside: bool = False
 
     @property
     def heads(self) -> int:
@@ -176,15 +194,21 @@ class _Found:
 
 def _survey(model: nn.Module, images: Tensor) -> Geometry:
     def look(call: Call, tracing: Tracing) -> _Found:
-        rows = _row_places(tracing.shadow(call.rows()), call)
+        seen = call.rows()
+        rows = _row_places(tracing.shadow(seen), call)
+        if seen in tracing.across and rows[0].isnan().all():  # the energies have keys before queries
+            rows = _row_places(tracing.across[seen], call)
         columns = _key_places(tracing, call, rows[0].shape[:-1])
         return _Found(call.name, tuple(rows[0].shape[:-1]), rows, columns)
 
     generator = torch.Generator().manual_seed(0)
     example = torch.rand(1, *images.shape[1:], generator=generator).to(images.device, images.dtype)
-    found = trace(model, example.repeat(2, 1, 1, 1), look)
-    reads = _reads(model, example) if found else []
-    return Geometry(_shared([_layer(each, read) for each, read in zip(found, reads, strict=True)]))
+    with without_autocast(images.device):
+        found = trace(model, example.expand(2, -1, -1, -1), look)
+        reads = _reads(model, example) if found else []
+    if len(reads) != len(found):  # as often as there are images
+        return Geometry([_unplaced(each, beside=True) for each in found])
+    return Geometry(_shared([_layer(each, *read) for each, read in zip(found, reads, strict=True)]))
 
 
 def _shared(layers: list[Layer]) -> list[Layer]:
@@ -202,7 +226,7 @@ def _row_places(shadow: Shadow, call: Call) -> Shadow:
     """One place per query: where a map's row has several, it belongs to none."""
     rows, columns = shadow
     if isinstance(call, Fused):
-        return rows[..., 0].contiguous(), columns[..., 0].contiguous()
+        return compact_copy(rows[..., 0]), compact_copy(columns[..., 0])
     same = ((rows.amax(-1) - rows.amin(-1)).abs() < 1e-6) & ((columns.amax(-1) - columns.amin(-1)).abs() < 1e-6)
     return rows[..., 0].where(same, torch.nan), columns[..., 0].where(same, torch.nan)
 
@@ -216,13 +240,12 @@ def _key_places(tracing: Tracing, call: Call, leading: torch.Size) -> Shadow:
             repeats[-2] = leading[-1] // rows.shape[-2]
         rows, columns = rows.repeat_interleave(repeats[-2], -2), columns.repeat_interleave(repeats[-2], -2)
         rows, columns = (s.expand(*leading, s.shape[-1]) for s in (rows, columns))
-    return rows.contiguous(), columns.contiguous()
+    return compact_copy(rows), compact_copy(columns)
 
 
-def _layer(found: _Found, read: Tensor) -> Layer:
+def _layer(found: _Found, read: Tensor, beside: bool = False) -> Layer:
     if not found.leading:  # not even one map per image
-        queries, keys = (Tokens(torch.full((1, s[0].shape[-1]), -1), None, ()) for s in (found.rows, found.columns))
-        return Layer(found.name, 1, 1, torch.zeros(1, 1).long(), queries, keys, torch.zeros(1, len(read)).bool())
+        return _unplaced(found, beside)
     rows, columns = ([s.flatten(0, -2) for s in shadow] for shadow in (found.rows, found.columns))
     before, after, order = _arrangement(rows, columns)
     first = torch.arange(order.numel())  # of the first image, flattened
@@ -235,7 +258,13 @@ def _layer(found: _Found, read: Tensor) -> Layer:
     results = read.flatten(0, -2)
     results = results.repeat_interleave(order.numel() // len(results), 0)  # some are joined from all heads
     shown = results[order].any(1)
-    return Layer(found.name, before, after, order, queries, keys, shown)
+    return Layer(found.name, before, after, order, queries, keys, shown, beside)
+
+
+def _unplaced(found: _Found, beside: bool) -> Layer:
+    """A map of which it is not known to which image it belongs."""
+    queries, keys = (Tokens(torch.full((1, s[0].shape[-1]), -1), None, ()) for s in (found.rows, found.columns))
+    return Layer(found.name, 1, 1, torch.zeros(1, 1).long(), queries, keys, queries.index >= 0, beside)
 
 
 def _follow_keys(queries: Tokens, keys: Tokens) -> bool:
@@ -309,8 +338,46 @@ def _nearest(values: Tensor, levels: Tensor) -> Tensor:
     return (values[:, None] - levels).abs().argmin(1)
 
 
-def _reads(model: nn.Module, example: Tensor) -> list[Tensor]:
-    """For every attention in turn, the rows of its result that reach the output without passing another attention."""
+@contextmanager
+def _keeping_zeros(model: nn.Module) -> Iterator[None]:
+    """Keep of the numbers that a backward pass needs only where they are zero, since no more is asked of it.
+
+    They would take many times the memory of the forward pass itself.
+    """
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+
+    def pack(x: Tensor) -> Any:
+        if not x.is_floating_point() or x.numel() < 2 or x.untyped_storage().data_ptr() in own:
+            return x
+        return x.shape, x.dtype, x.device, None if x.all() else x.sign().to(torch.int8)
+
+    def unpack(kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        shape, dtype, device, signs = kept
+        half = torch.full(shape, 0.5, dtype=dtype, device=device)  # where the slope of no usual function is zero
+        return half if signs is None else half.mul_(signs)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
+
+
+class _Undifferentiated(TorchFunctionMode):
+    """Compute ``flex_attention`` without gradients, and where torch refuses to because it has none for that device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == REQUIRES_GRAD and sys._getframe(1).f_code.co_filename.endswith("flex_attention.py"):
+            return False
+        if getattr(func, "__name__", "") == "flex_attention":
+            args = [x.detach() if isinstance(x, Tensor) else x for x in args]
+        return func(*args, **kwargs or {})
+
+
+def _reads(model: nn.Module, example: Tensor) -> list[tuple[Tensor, bool]]:
+    """For every attention in turn, the rows of its result that reach the output without passing another attention.
+
+    Also whether it does not depend on the one before it, which happened in the same module.
+    """
     shadow = sharing_copy(model)
     generator = torch.Generator().manual_seed(0)
     for module in shadow.modules():
@@ -319,20 +386,43 @@ def _reads(model: nn.Module, example: Tensor) -> list[Tensor]:
                 noise = None if parameter.any() else torch.randn(parameter.shape, generator=generator)
                 fixed = parameter.detach() if noise is None else (0.02 * noise).to(parameter.device, parameter.dtype)
                 module._parameters[name] = nn.Parameter(fixed, requires_grad=False)  # heads may start at zero
-    results: list[Tensor] = []
+    results: list[Tensor] = []  # one number for every row, which is added to it in some direction
+    names: list[str] = []
+    beside: list[bool] = []
 
     def cut(call: Call) -> Tensor:
-        results.append(call.output.detach().requires_grad_())
-        return results[-1]
+        output = call.output.detach()
+        again = call.name in names[-1:]
+        beside.append(again and not _depends(call.output, results[-1]))
+        names.append(call.name)
+        results.append(output.new_zeros(*output.shape[:-1], 1).requires_grad_())
+        return output + results[-1] * torch.randn(output.shape[-1], generator=generator).to(output)
 
-    with torch.enable_grad(), intercepting(shadow, cut):
+    with torch.enable_grad(), intercepting(shadow, cut), _Undifferentiated(), _keeping_zeros(shadow):
         output = shadow(example)
         while not isinstance(output, Tensor):
             output = output[-1] if isinstance(output, tuple | list) else list(output.values())[-1]
-        if not output.requires_grad:
-            return [torch.zeros(result.shape[:-1], dtype=torch.bool) for result in results]
-        gradients = torch.autograd.grad(output.square().sum(), results, allow_unused=True)
-    return [
+        gradients: Sequence[Tensor | None] = [None] * len(results)
+        if output.requires_grad:
+            gradients = torch.autograd.grad(output.square().sum(), results, allow_unused=True)
+    reads = [
         torch.zeros(result.shape[:-1], dtype=torch.bool) if gradient is None else gradient.ne(0).any(-1).cpu()
         for result, gradient in zip(results, gradients, strict=True)
     ]
+    return list(zip(reads, beside, strict=True))
+
+
+def _depends(x: Tensor, leaf: Tensor) -> bool:
+    """Whether a tensor was made of a leaf of the graph."""
+    waiting = [x.grad_fn]
+    seen = {*waiting}
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if getattr(node, "variable", None) is leaf:
+            return True
+        new = {each for each, _ in node.next_functions} - seen
+        seen |= new
+        waiting += new
+    return False

@@ -12,17 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visattn.core.arguments import numbers
 from visattn.hard.glimpses import GlimpseNetwork
 from visattn.heatmaps import attention, baselines, cam, gates, glimpses
-from visattn.heatmaps.interception import Missed
-from visattn.heatmaps.request import Request, Result, classifier_output
+from visattn.heatmaps.looking import looking
+from visattn.heatmaps.passes import Missed
+from visattn.heatmaps.request import Request, Result
 from visattn.heatmaps.result import Explanation
 from visattn.heatmaps.scaling import to_heatmap
-from visattn.heatmaps.targets import Target, class_names, resolve
+from visattn.heatmaps.targets import Target, check_names, class_names, number_of_classes, resolve
 from visattn.models.attach import example_images
-from visattn.models.survey import evaluating, uncompiled
+from visattn.models.survey import why_refused
 from visattn.registry import Registry, suggest
 
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 Why = Callable[[nn.Module, Tensor], str | None]
 
 
@@ -56,7 +59,7 @@ class Method:
     Args:
         run: from a request to a result; keyword arguments are options.
         why_not: why it does not fit a model, if so.
-        of_class: whether the heatmap is about a class, or the same for all.
+        of_class: whether the heatmap is about a class; if not, it is the same for all, and the model needs none.
     """
 
     run: Callable[..., Result]
@@ -105,7 +108,7 @@ def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
     """The methods that can work on a model; ``.reasons`` of the list says why not for the others.
 
     Args:
-        model: any classifier.
+        model: any classifier or encoder.
         example: a batch of images that it accepts; needed only if the network does not say its input size.
 
     >>> import timm
@@ -116,11 +119,13 @@ def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
     model = as_written(model)
     images = as_batch(model, next(iter(example_images(model))) if example is None else example)
     advice = ": give example=, a batch of images that it accepts" if example is None else ""
-    with looking(model), refusals_explained(model, images, advice):
+    with looking(model) as model, refusals_explained(model, images, advice):
         return MethodList({name: _why_not(METHODS[name], model, images) for name in METHODS})
 
 
 def _why_not(method: Method, model: nn.Module, images: Tensor) -> str | None:
+    if method.of_class and number_of_classes(model, images) == 0:
+        return "it explains a class, and the model has none: give it a classifier, or choose a method without classes"
     try:
         return method.why_not(model, images)
     except Missed as error:
@@ -139,10 +144,11 @@ def explain(
 ) -> Explanation:
     """What a model looks at.
 
-    The model is left as it was found: modes, gradients, hooks, random numbers.
+    The model is left as it was found: modes, gradients, hooks, and random numbers, unless it draws some itself.
 
     Args:
-        model: any classifier, timm's or yours.
+        model: any classifier, timm's or yours; or a model without classes (an encoder, a segmenter), for methods that
+            need none: ``target`` and ``probability`` of the result are None then.
         x: one image (C, H, W) or a batch (B, C, H, W), normalised as the model wants it.
         method: see :func:`list_methods`.
         target: the class to explain: its index, its name, or a list with one for every image; the predicted one unless
@@ -161,42 +167,50 @@ def explain(
     if not isinstance(method, str):
         raise TypeError(f"method is one name, got {method!r}")
     chosen = METHODS[method]
-    check_options(method, options)
+    options = check_options(method, options)
     model = as_written(model)
     images = as_batch(model, x)
-    with looking(model), refusals_explained(model, images):
-        reason = chosen.why_not(model, images)
+    if images.is_meta:
+        raise ValueError("the model is on the meta device, where tensors have no numbers")
+    check_names(classes)
+    with looking(model) as model, refusals_explained(model, images):
+        reason = _why_not(chosen, model, images)
         if reason is not None:
             raise ValueError(f"{method} does not work on this {type(model).__name__}: {reason}")
         request = Request(model, images, frames=frames)
-        number = _number_of_classes(model, images)
+        number = number_of_classes(model, images)
         classes = class_names(number, model) if classes is None else classes
         if classes is not None and len(classes) != number:
             raise ValueError(f"{len(classes)} names for the {number} classes of the model")
         wanted = resolve(target, len(images), number, classes)
         request.target = None if wanted is None else wanted.to(images.device)
         result = chosen.run(request, **options)
-        if request.logits is None:
+        if request.logits is None and number > 0:
             with torch.no_grad():
                 request.run()
-    assert request.logits is not None
-    assert request.target is not None
-    if not request.logits.isfinite().all() or not result.maps.isfinite().all():
+    if not all(each.isfinite().all() for each in (result.maps, request.logits) if each is not None):
         raise ValueError("the model's numbers for these images are not finite (NaN or infinite): there is no heatmap")
     size = (images.shape[-2], images.shape[-1])
     return Explanation(
         heatmap=to_heatmap(result.maps, size),
         raw=result.maps.detach().cpu(),
         method=method,
-        target=tuple(request.target.tolist()),
+        target=None if request.target is None else tuple(request.target.tolist()),
         layers=result.layers,
-        probability=tuple(request.logits.float().softmax(1).gather(1, request.target[:, None])[:, 0].tolist()),
+        probability=_probability(request),
         classes=None if classes is None else tuple(classes),
         of_class=chosen.of_class,
         images=displayable(model, images),
         frames=tuple(to_heatmap(frame, size) for frame in result.frames),
         extra=result.extra,
     )
+
+
+def _probability(request: Request) -> tuple[float, ...] | None:
+    """Of the targets; None where there is nothing to compare them with."""
+    if request.logits is None or request.target is None or request.logits.shape[1] < 2:
+        return None
+    return tuple(request.logits.float().softmax(1).gather(1, request.target[:, None])[:, 0].tolist())
 
 
 def relate(model: nn.Module, x: Tensor) -> dict[str, gates.Relation]:
@@ -206,8 +220,9 @@ def relate(model: nn.Module, x: Tensor) -> dict[str, gates.Relation]:
         model, x: as in :func:`explain`.
     """
     model = as_written(model)
-    with looking(model):
-        return gates.relations(Request(model, as_batch(model, x)))
+    images = as_batch(model, x)
+    with looking(model) as model, refusals_explained(model, images):
+        return gates.relations(Request(model, images))
 
 
 def attention_heads(
@@ -222,16 +237,9 @@ def attention_heads(
     """
     model = as_written(model)
     images = as_batch(model, x)
-    with looking(model):
+    with looking(model) as model, refusals_explained(model, images):
         maps = attention.every_head(Request(model, images), layers, heads)
     return {key: to_heatmap(each, (images.shape[-2], images.shape[-1])) for key, each in maps.items()}
-
-
-@contextmanager
-def looking(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, as written, and with gradients possible, whatever the caller is in the middle of."""
-    with torch.inference_mode(False), evaluating(model), uncompiled(model):
-        yield
 
 
 @contextmanager
@@ -239,19 +247,18 @@ def refusals_explained(model: nn.Module, images: Tensor, advice: str = "") -> It
     """When something fails because the model does not take these images at all, say that instead."""
     try:
         yield
-    except (AssertionError, RuntimeError, ValueError) as error:
+    except Exception as error:
         try:
             with torch.no_grad():
                 model(images[:1])
         except Exception as refusal:  # a network can refuse an image in any way it likes
-            reason = " ".join(str(refusal).split()) or type(refusal).__name__
             size = "x".join(map(str, images.shape[1:]))
-            raise ValueError(f"the model does not take images of {size} ({reason}){advice}") from error
+            raise ValueError(f"the model does not take images of {size} ({why_refused(refusal)}){advice}") from error
         raise
 
 
-def check_options(method: str, options: dict[str, Any]) -> None:
-    """An option that the method does not have raises."""
+def check_options(method: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a method, with plain numbers; one that it does not have raises."""
     function = METHODS[method].run
     parameters = inspect.signature(function).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "method"]
@@ -259,38 +266,36 @@ def check_options(method: str, options: dict[str, Any]) -> None:
         if name not in known:
             hint = suggest(name, known) if known else "it has none"
             raise TypeError(f"method {method!r} has no option {name!r}: {hint}")
+    return numbers(f"method {method!r}", function, options)
 
 
 def as_written(model: nn.Module) -> nn.Module:
-    """The module inside what ``torch.compile`` returns."""
+    """The module inside what ``torch.compile`` or a wrapper for training on many devices returns."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"a network is needed, got {type(model).__name__}")
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("a scripted or traced network cannot be looked into: give the network from before torch.jit")
+    inner = model.module if isinstance(model, PARALLEL) else getattr(model, "_orig_mod", model)
+    return as_written(inner) if isinstance(inner, nn.Module) and inner is not model else model
 
 
 def as_batch(model: nn.Module, x: Tensor) -> Tensor:
     """(B, C, H, W) on the model's device and of its type."""
-    if not isinstance(x, Tensor) or x.ndim not in (3, 4) or not x.is_floating_point():
-        got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+    got = type(x).__name__
+    if isinstance(x, Tensor):
+        dense = x.layout is torch.strided and not x.is_nested
+        got = f"{x.dtype} {tuple(x.shape)}" if dense else "a tensor that is not dense"
+    if not isinstance(x, Tensor) or not dense or x.ndim not in (3, 4) or not x.is_floating_point():
         raise TypeError(f"x is an image (C, H, W) or a batch (B, C, H, W) of floating-point numbers, got {got}")
     x = x[None] if x.ndim == 3 else x
     if len(x) == 0:
         raise ValueError("x is an empty batch")
     like = next((p for p in model.parameters() if p.is_floating_point()), x)
+    if x.is_meta and not like.is_meta:
+        raise ValueError("x is on the meta device, where tensors have no numbers")
     with torch.inference_mode(False):
         x = x.clone() if x.is_inference() else x.detach()
         return x.to(like.device, like.dtype)
-
-
-def _number_of_classes(model: nn.Module, images: Tensor) -> int:
-    number = getattr(model, "num_classes", None)
-    if number == 0:
-        raise ValueError("the model has no classes (num_classes=0): give it a classifier")
-    if isinstance(number, int) and number > 0:
-        return number
-    with torch.no_grad():
-        return classifier_output(model(images[:1])).shape[1]
 
 
 def displayable(model: nn.Module, images: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ resolution. Convolutions between layers are taken to be local.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -43,23 +43,32 @@ class Propagation:
         self.source = _coarser(max((t.grid for t in (layer.keys, layer.queries) if t.grid is not None), key=_area))
         self.rows: dict[Learnt, Tensor] = {}  # learnt token -> (B, sources)
         self.maps: dict[Grid, Tensor] = {}  # grid -> (B, patches, sources)
+        self.untouched: set[Grid] = set()  # grids whose patches are sources still
         self.latest: Grid | None = None
         self.open: tuple[Tokens, Tensor] | None = None  # (B, windows, N, sources) of the last queries, not yet filed
 
-    def add(self, layer: Layer, fused: Tensor) -> None:
+    def add(self, layer: Layer, fused: Iterable[Tensor]) -> None:
         """Go through a layer.
 
         Args:
             layer: whose keys are patches or learnt tokens.
-            fused: (B, windows, Nq, Nk), one map for all heads, not negative.
+            fused: (B, windows, rows, Nk), one map for all heads, not negative, in pieces of some rows each.
         """
-        fused = without_padding(fused, layer.keys, self.normalised)
-        own = self._gather(layer.queries, fused)
-        keys = own if layer.keys is layer.queries else self._gather(layer.keys, fused, near=layer.queries.grid)
-        flat = [x.flatten(0, 1) for x in (own, fused, keys)]
-        new = torch.baddbmm(*flat).view_as(own)
-        if self.normalised:
-            new /= fused.sum(-1, keepdim=True) + 1
+        new: Tensor | None = None
+        start = 0
+        for piece in fused:
+            piece = without_padding(piece, layer.keys, self.normalised)
+            if new is None:
+                own = self._gather(layer.queries, piece)
+                keys = own if layer.keys is layer.queries else self._gather(layer.keys, piece, near=layer.queries.grid)
+                new = torch.empty_like(own, memory_format=torch.contiguous_format)
+            rows = slice(start, start + piece.shape[2])
+            start = rows.stop
+            some = new.flatten(0, 1)[:, rows]
+            torch.baddbmm(own.flatten(0, 1)[:, rows], piece.flatten(0, 1), keys.flatten(0, 1), out=some)
+            if self.normalised:
+                some /= piece.flatten(0, 1).sum(-1, keepdim=True) + 1
+        assert new is not None
         self.open = layer.queries, new
         self.latest = layer.queries.grid or self.latest
 
@@ -101,12 +110,19 @@ class Propagation:
         if self.open is not None and self.open[0] is tokens:
             return self.open[1]
         self._file()
-        # Patches count from the front; padding, -1, and learnt tokens, -2 and so on, from the end.
-        table = [] if tokens.grid is None else [self._map(tokens.grid, like, near)]
-        table += [self._row(token, like)[:, None] for token in reversed(tokens.learnt)]
-        table.append(like.new_zeros(len(like), 1, self._sources()))
-        rows = torch.cat(table, 1)
-        return rows[:, on_device(tokens.index, like.device) % rows.shape[1]]
+        known = None if tokens.grid is None else self._map(tokens.grid, like, near)
+        if known is not None and tokens.in_order:
+            return known[:, None]
+        rows = like.new_zeros(len(like), tokens.index.numel(), self._sources())
+        for token, places in zip(tokens.learnt, tokens.learnt_places, strict=True):
+            rows[:, on_device(places, like.device)] = self._row(token, like)[:, None]
+        if tokens.grid is not None:
+            where, numbers = (on_device(each, like.device) for each in tokens.patches)
+            if known is None:
+                rows[:, where, len(self.learnt) + on_device(_cells(tokens.grid, self.source), like.device)[numbers]] = 1
+            else:
+                rows.index_copy_(1, where, known.index_select(1, numbers))
+        return rows.unflatten(1, tuple(tokens.index.shape))
 
     def _sources(self) -> int:
         return len(self.learnt) + _area(self.source)
@@ -118,22 +134,29 @@ class Propagation:
             self.rows[token] = row
         return self.rows[token]
 
-    def _map(self, grid: Grid, like: Tensor, near: Grid | None) -> Tensor:
+    def _map(self, grid: Grid, like: Tensor, near: Grid | None) -> Tensor | None:
+        """Rows (B, patches, sources) of all patches of a grid; None if these are the sources themselves."""
         if grid in self.maps:
             return self.maps[grid]
-        origin = near if near in self.maps else self.latest
-        if origin is None or origin not in self.maps:
-            start = like.new_zeros(_area(grid), self._sources())
-            cells = len(self.learnt) + on_device(_cells(grid, self.source), like.device)
-            rows = start.scatter_(1, cells[:, None], 1).expand(len(like), -1, -1)
-        else:
-            old = self.maps[origin].unflatten(1, origin.size)
-            pooling = _pooling(origin.rows, grid.rows), _pooling(origin.columns, grid.columns)
-            down, across = (on_device(each, old.device).to(old.dtype) for each in pooling)
-            rows = torch.einsum("hy,wx,byxs->bhws", down, across, old).flatten(1, 2)
-        if near is None or near == grid:  # these patches live on; keys that were pooled for one layer do not
+        lives_on = near is None or near == grid  # keys that were pooled for one layer do not
+        origin = near if near in self.maps or near in self.untouched else self.latest
+        if grid in self.untouched or origin is None:
+            if lives_on:
+                self.untouched.add(grid)
+            return None
+        old = self.maps[origin] if origin in self.maps else self._start(origin, like)
+        pooling = _pooling(origin.rows, grid.rows), _pooling(origin.columns, grid.columns)
+        down, across = (on_device(each, old.device).to(old.dtype) for each in pooling)
+        rows = torch.einsum("hy,wx,byxs->bhws", down, across, old.unflatten(1, origin.size)).flatten(1, 2)
+        if lives_on:
             self.maps[grid] = rows
         return rows
+
+    def _start(self, grid: Grid, like: Tensor) -> Tensor:
+        """Rows (B, patches, sources) of patches that are their own sources."""
+        start = like.new_zeros(_area(grid), self._sources())
+        cells = len(self.learnt) + on_device(_cells(grid, self.source), like.device)
+        return start.scatter_(1, cells[:, None], 1).expand(len(like), -1, -1)
 
     def _file(self) -> None:
         """Put the rows of the last queries to where they are found."""
@@ -144,14 +167,21 @@ class Propagation:
         for token, places in zip(tokens.learnt, tokens.learnt_places, strict=True):
             self.rows[token] = flat[:, on_device(places, rows.device)].mean(1)
         if tokens.grid is not None:
+            before = self.maps.pop(tokens.grid, None)
+            untouched = tokens.grid in self.untouched
+            self.untouched.discard(tokens.grid)
             if tokens.in_order:
                 self.maps[tokens.grid] = flat
+                return
+            if tokens.once is not None:
+                self.maps[tokens.grid] = flat.index_select(1, on_device(tokens.once, rows.device))
                 return
             where, numbers = (on_device(each, rows.device) for each in tokens.patches)
             total = rows.new_zeros(len(rows), _area(tokens.grid), rows.shape[-1])
             total.index_add_(1, numbers, flat[:, where])
             count = rows.new_zeros(_area(tokens.grid)).index_add_(0, numbers, rows.new_ones(len(numbers)))
-            before = self.maps.get(tokens.grid)
+            if before is None and untouched:
+                before = self._start(tokens.grid, rows)
             new = total / count.clamp(min=1)[:, None]
             seen = (count > 0)[:, None]
             self.maps[tokens.grid] = new if before is None else torch.where(seen, new, before)

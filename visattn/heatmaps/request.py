@@ -38,8 +38,9 @@ class Request:
     Args:
         model: in evaluation mode.
         images: (B, C, H, W).
-        target: (B,) class indices; None for the predicted ones.
+        target: (B,) class indices; None for the predicted ones, and for a model without classes.
         frames: also keep intermediate maps.
+        logits: (B, classes) once it has run; None if the model has no classes.
     """
 
     model: nn.Module
@@ -47,7 +48,7 @@ class Request:
     target: Tensor | None = None
     frames: bool = False
     logits: Tensor | None = None
-    _output: Tensor = field(init=False, repr=False)  # with its graph
+    _output: Tensor | None = field(default=None, init=False, repr=False)  # the logits with their graph
 
     def run(
         self,
@@ -55,32 +56,37 @@ class Request:
         *,
         model: nn.Module | None = None,
         images: Tensor | None = None,
-    ) -> Tensor:
+    ) -> None:
         """One forward pass, of a wrapped model or on images that need gradients if these are given."""
         with context or nullcontext():
             output = (model or self.model)(self.images if images is None else images)
-        self._output = classifier_output(output)
-        self.logits = self._output.detach()
-        if self.target is None:
-            self.target = self.logits.argmax(1)
-        return self._output
+        self._output = class_scores(self.model, output)
+        if self._output is not None:
+            if len(self._output) != len(self.images):
+                raise ValueError(f"the model returned {len(self._output)} rows for {len(self.images)} images")
+            self.logits = self._output.detach()
+            if self.target is None:
+                self.target = self.logits.argmax(1)
 
     def score(self, output: Tensor | None = None) -> Tensor:
         """The sum over the batch of the logits of the targets; images do not influence each other's."""
+        output = self._output if output is None else output
+        assert output is not None
         assert self.target is not None
-        return (self._output if output is None else output).gather(1, self.target[:, None]).sum()
+        if not output.requires_grad:
+            raise ValueError("the model computes without gradients (no_grad, detach): choose a method that needs none")
+        return output.gather(1, self.target[:, None]).sum()
 
 
-def classifier_output(output: Any) -> Tensor:
-    """(B, classes): what a network returns, or the first part of it."""
-    while isinstance(output, tuple | list):
-        output = output[0]
-    if isinstance(output, Mapping):
-        output = next(iter(output.values()))
-    if not isinstance(output, Tensor) or output.ndim != 2:
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"a classifier returns (batch, classes), this model {shape}")
-    return output
+def class_scores(model: nn.Module, output: Any) -> Tensor | None:
+    """(B, classes): what a classifier returns, or the first part of it; None if the model has no classes.
+
+    It has none if it says so (``num_classes=0``), or if it returns something else: features, a map, tokens.
+    """
+    while isinstance(output, tuple | list | Mapping) and len(output) > 0:
+        output = next(iter(output.values())) if isinstance(output, Mapping) else output[0]
+    is_vector = isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point()
+    return output if is_vector and getattr(model, "num_classes", None) != 0 else None
 
 
 def matching(wanted: str, known: Mapping[str, T], kind: str) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +12,13 @@ import timm
 import torch
 from torch import Tensor
 
-from visattn.files import replacing
+from visattn.files import made_by, replacing, write_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+MAKER = "visattn.explain"  # as a manifest says it
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,9 @@ class Explanation:
         heatmap: (B, H, W) in [0, 1] at the resolution of the images.
         raw: (B, h, w), the method's own numbers at its own resolution.
         method: by which it was made.
-        target: the class of every image that it is about.
+        target: the class of every image that it is about; None if the model has no classes.
         layers: the modules that it comes from, in order.
-        probability: what the model gave to each target.
+        probability: what the model gave to each target; None if it has no classes, or only one.
         classes: names of all classes, if they are known.
         of_class: whether the method is about the target, or the same for all classes.
         images: (B, C, H, W) in [0, 1], for pictures.
@@ -40,9 +42,9 @@ class Explanation:
     heatmap: Tensor
     raw: Tensor
     method: str
-    target: tuple[int, ...]
+    target: tuple[int, ...] | None
     layers: tuple[str, ...]
-    probability: tuple[float, ...]
+    probability: tuple[float, ...] | None
     classes: tuple[str, ...] | None
     of_class: bool
     images: Tensor
@@ -51,13 +53,13 @@ class Explanation:
 
     def __repr__(self) -> str:
         batch, height, width = self.heatmap.shape
-        about = ", ".join(dict.fromkeys(name.split(",")[0] for name in self.names))
+        about = ", ".join(dict.fromkeys(name.split(",")[0] for name in self.names)) or "no classes"
         return f"Explanation({self.method}, {batch} x {height}x{width}, {about})"
 
     @property
     def names(self) -> list[str]:
-        """The targets by name, or by number where names are not known."""
-        return [str(index) if self.classes is None else self.classes[index] for index in self.target]
+        """The targets by name, or by number where names are not known; empty if the model has no classes."""
+        return [str(index) if self.classes is None else self.classes[index] for index in self.target or ()]
 
     def pixels(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The images as (B, H, W, 3) in 0..255."""
@@ -81,6 +83,9 @@ class Explanation:
     def save(self, folder: str | Path) -> Path:
         """Write ``<number>_<method>.png`` and ``.npy`` for every image, and ``manifest.json``; returns the folder."""
         folder = Path(folder)
+        manifest = folder / "manifest.json"
+        if manifest.exists() and made_by(manifest) != MAKER:
+            raise ValueError(f"{str(manifest)!r} was written by something else: name another folder")
         entries = []
         for number, picture in enumerate(self.overlay()):
             stem = f"{number:03}_{self.method}"
@@ -92,12 +97,13 @@ class Explanation:
                 {
                     "picture": f"{stem}.png",
                     "heatmap": f"{stem}.npy",
-                    "target": self.target[number],
-                    "class": self.names[number],
-                    "probability": self.probability[number],
+                    "target": None if self.target is None else self.target[number],
+                    "class": None if self.target is None else self.names[number],
+                    "probability": None if self.probability is None else self.probability[number],
                 }
             )
-        manifest = {
+        content = {
+            "made_by": MAKER,
             "method": self.method,
             "of_class": self.of_class,
             "layers": list(self.layers),
@@ -105,6 +111,5 @@ class Explanation:
             "images": entries,
             "versions": {"torch": torch.__version__, "timm": timm.__version__},
         }
-        with replacing(folder / "manifest.json") as partial:
-            partial.write_text(json.dumps(manifest, indent=2) + "\n")
+        write_json(manifest, content)
         return folder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import cache
 from numbers import Integral
 from typing import TypeAlias
@@ -11,9 +11,22 @@ import torch
 from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
+from visattn.heatmaps.memory import remembered
+from visattn.heatmaps.request import class_scores
 from visattn.registry import suggest
 
 Target: TypeAlias = int | str | Sequence[int | str] | Tensor | None
+
+
+def number_of_classes(model: nn.Module, images: Tensor) -> int:
+    """How many a model tells apart; 0 if it is no classifier: an encoder, a segmenter."""
+
+    def count() -> int:
+        with torch.no_grad():
+            scores = class_scores(model, model(images[:1]))
+        return 0 if scores is None else scores.shape[1]
+
+    return remembered(model, images, "classes", count)
 
 
 def class_names(number: int, model: nn.Module | None = None) -> tuple[str, ...] | None:
@@ -21,6 +34,17 @@ def class_names(number: int, model: nn.Module | None = None) -> tuple[str, ...] 
     config = getattr(model, "pretrained_cfg", None) or {}
     own = tuple(config.get("label_names") or ())
     return own if len(own) == number > 0 else _imagenet(number)
+
+
+def check_names(classes: Sequence[str] | None) -> None:
+    """Names of classes are a list of texts, if they are given."""
+    if classes is None:
+        return
+    if isinstance(classes, str | bytes | Mapping) or not isinstance(classes, Iterable | Sized):
+        raise TypeError(f"classes is a list of names, got {classes!r}")
+    for name in classes:
+        if not isinstance(name, str):
+            raise TypeError(f"classes is a list of names, got {name!r} among them")
 
 
 @cache
@@ -63,9 +87,11 @@ def resolve(target: Target, images: int, number: int, classes: Sequence[str] | N
     """
     if target is None:
         return None
+    if number == 0:
+        raise ValueError(f"the model has no classes, so that none can be the target, got {target!r}")
     if not isinstance(target, Integral | str) and hasattr(target, "tolist"):  # a tensor or an array
         target = target.tolist()
-    every = list(target) if isinstance(target, Sequence) and not isinstance(target, str) else [target] * images
+    every = list(target) if isinstance(target, Sequence) and not isinstance(target, str | bytes) else [target] * images
     if len(every) != images:
         raise ValueError(f"{len(every)} targets for {images} images: give one, or one for each")
     for each in every:

@@ -15,19 +15,21 @@ The network is a copy without storage, so nothing is computed; networks that loo
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from visattn.heatmaps.interception import Call, Missed, intercepting
-from visattn.models.survey import sharing_copy, weightless
+from visattn.heatmaps.calls import Call
+from visattn.heatmaps.interception import intercepting
+from visattn.heatmaps.passes import Missed
+from visattn.models.copies import sharing_copy, weightless_copy
 
 IMAGE = 100_000.0  # rows between two images of a batch: more than any image has
 Shadow: TypeAlias = tuple[Tensor, Tensor]
@@ -59,9 +61,12 @@ class Tracing(TorchDispatchMode):
         learnt: parameters that may be tokens, by identity.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, images: Tensor, learnt: set[int]) -> None:
         super().__init__()
         self.shadows: Any = WeakTensorKeyDictionary()
+        self.across: Any = WeakTensorKeyDictionary()  # shadows of products by their columns, not their rows
         self.steps: Any = WeakTensorKeyDictionary()  # how often the places in a shadow were pooled
         self.learnt = learnt
         self.parameters = 0
@@ -82,12 +87,17 @@ class Tracing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
+        if isinstance(func, HigherOrderOperator):  # flex_attention, whose rows belong to its queries
+            if isinstance(output, tuple) and args[0].shape[:-1] == output[0].shape[:-1]:
+                self.shadows[output[0]] = self._both(args[0], lambda s: s[..., :1].expand(output[0].shape))
+            return output
         name = func._schema.name.removeprefix("aten::")
         inplace = name.endswith("_") and not name.startswith("_")
         name = name.rstrip("_") if inplace else name
         try:
             steps = max([self.steps.get(x, 0) for x in _tensors(args)], default=0)
             self._note(name, args, kwargs, output)
+            self._note_across(name, args, kwargs, output)
             for each in _tensors([output]):
                 if each not in self.steps or name in MOVES | JOINS:
                     self.steps[each] = steps + (name not in MOVES | JOINS | NORMS)
@@ -104,9 +114,8 @@ class Tracing(TorchDispatchMode):
             self._move(name, args, kwargs, output)
         elif name in JOINS:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-            join = torch.cat if name == "cat" else torch.stack
-            parts = [self.shadow(x) for x in args[0]]
-            self.shadows[output] = join([p[0] for p in parts], dim), join([p[1] for p in parts], dim)
+            rows, columns = zip(*(self.shadow(x) for x in args[0]), strict=True)
+            self.shadows[output] = _joined(name, rows, dim, output), _joined(name, columns, dim, output)
         elif name == "constant_pad_nd":
             self.shadows[output] = self._both(args[0], lambda s: F.pad(s, args[1], value=math.nan))
         elif name in ("convolution", "_convolution"):
@@ -124,7 +133,7 @@ class Tracing(TorchDispatchMode):
             self.shadows[output] = self._both(args[0], lambda s: _unfolded(s, *args[1:]))
         elif name in PRODUCTS:
             left, right = args[-2:]
-            self.shadows[output] = self._product(left, right, output.shape)
+            self.shadows[output] = self._product(left, right, output)
         elif name in REDUCTIONS and len(args) > 1 and isinstance(args[1], int | list):
             self.shadows[first] = self._reduced(args[0], args[1], first)
         elif name in NORMS:
@@ -137,6 +146,18 @@ class Tracing(TorchDispatchMode):
         else:
             self._number_by_number([*args, *kwargs.values()], first)
 
+    def _note_across(self, name: str, args: Any, kwargs: Any, output: Any) -> None:
+        """Follow the columns of a product too, as far as the next one: they may be the queries."""
+        if name in PRODUCTS or not any(x in self.across for x in _tensors(args)):
+            return
+        self.shadows, self.across = self.across, self.shadows
+        try:
+            self._note(name, args, kwargs, output)
+        except (RuntimeError, IndexError, TypeError, ValueError):
+            pass
+        finally:
+            self.shadows, self.across = self.across, self.shadows
+
     def _both(self, x: Tensor, change: Callable[[Tensor], Tensor]) -> Shadow:
         rows, columns = self.shadow(x)
         return change(rows), change(columns)
@@ -144,7 +165,10 @@ class Tracing(TorchDispatchMode):
     def _move(self, name: str, args: Any, kwargs: Any, output: Any) -> None:
         """Views of a shadow may need a copy where those of the numbers do not: it is often one number, repeated."""
         if name in ("view", "_unsafe_view", "_reshape_alias", "view_copy"):
-            self.shadows[output] = self._both(args[0], lambda s: s.reshape(output.shape))
+            self.shadows[output] = self._both(args[0], lambda s: _reshaped(s, output.shape))
+            return
+        if name in ("clone", "contiguous"):  # nobody writes into a shadow
+            self.shadows[output] = self.shadow(args[0])
             return
         move = getattr(torch.ops.aten, name)
         if any(isinstance(x, Tensor) for x in args[1:]):  # positions, which have no values here
@@ -196,15 +220,17 @@ class Tracing(TorchDispatchMode):
 
         self.shadows[output] = self._both(x, centre)
 
-    def _product(self, left: Tensor, right: Tensor, shape: torch.Size) -> Shadow:
+    def _product(self, left: Tensor, right: Tensor, output: Tensor) -> Shadow:
         """Rows keep their place; where the left side has none, columns do."""
         a, b = self.shadow(left), self.shadow(right)
         by_row = [_middle(s, -1, a) for s in a]
         by_column = [_middle(s, -2, b) for s in b]
-        rowed = by_row[0].isfinite()
-        if not rowed.all() and by_column[0].isfinite().any():
+        rowed = _compact(by_row[0]).isfinite()
+        if not rowed.all() and _compact(by_column[0]).isfinite().any():
             by_row = [r.where(rowed, c) for r, c in zip(by_row, by_column, strict=True)]
-        rows, columns = (s.expand(shape) for s in by_row)
+        elif rowed.any() and by_column[0].isfinite().any():
+            self.across[output] = tuple(s.expand(output.shape) for s in by_column)
+        rows, columns = (s.expand(output.shape) for s in by_row)
         return rows, columns
 
     def _number_by_number(self, inputs: Any, output: Tensor) -> None:
@@ -219,8 +245,7 @@ class Tracing(TorchDispatchMode):
                 found = rows, columns
                 self.steps[output] = self.steps.get(x, 0)
             else:
-                better = (rows >= 0) & ~(found[0] >= 0)
-                found = rows.where(better, found[0]), columns.where(better, found[1])
+                found = _better((rows, columns), found)
             if _placed(found[0]):
                 break
         self.shadows[output] = nowhere(output.shape) if found is None else found
@@ -238,6 +263,67 @@ def _compact(s: Tensor) -> Tensor:
         if stride == 0 and s.shape[axis] > 1:
             s = s.narrow(axis, 0, 1)
     return s
+
+
+def compact_copy(s: Tensor) -> Tensor:
+    """The same numbers in memory of their own, those that are repeated only once."""
+    return _compact(s).clone().expand(s.shape)
+
+
+def _compact_together(*shadows: Tensor) -> list[Tensor]:
+    """One number of every repetition that all of them have, so that they still fit each other."""
+    for axis in range(shadows[0].ndim):
+        if all(s.stride(axis) == 0 for s in shadows):
+            shadows = tuple(s.narrow(axis, 0, 1) for s in shadows)
+    return list(shadows)
+
+
+def _better(new: Shadow, old: Shadow) -> Shadow:
+    """The new places where the old ones are not in the image."""
+    shape = old[0].shape
+    rows, columns, old_rows, old_columns = _compact_together(*new, *old)
+    better = (rows >= 0) & ~(old_rows >= 0)
+    if not better.any():
+        return old
+    return rows.where(better, old_rows).expand(shape), columns.where(better, old_columns).expand(shape)
+
+
+def _reshaped(s: Tensor, shape: torch.Size) -> Tensor:
+    """In another shape; a number that is repeated along axes is kept only once."""
+    small, new = list(s.shape), list(shape)
+    apart: list[int] = []  # axes that one axis falls into
+    before = after = 0  # the next axis of each
+    while s.numel() and before < s.ndim and after < len(shape):
+        ends, number, size = [before + 1, after + 1], s.shape[before], shape[after]
+        while number != size:  # until both have gone through as many numbers
+            if number < size:
+                number, ends[0] = number * s.shape[ends[0]], ends[0] + 1
+            else:
+                size, ends[1] = size * shape[ends[1]], ends[1] + 1
+        if all(s.stride(axis) == 0 or s.shape[axis] == 1 for axis in range(before, ends[0])):
+            small[before : ends[0]] = [1] * (ends[0] - before)
+            new[after : ends[1]] = [1] * (ends[1] - after)
+        elif ends[1] > after + 1:
+            apart += range(after, ends[1])
+        before, after = ends
+    for axis, size in enumerate(small):
+        s = s.narrow(axis, 0, size)
+    s = s.reshape(new)
+    for axis in apart:  # such as heads that were joined with the batch
+        first = s.narrow(axis, 0, 1)
+        if s.shape[axis] > 1 and ((s == first) | (s.isnan() & first.isnan())).all():
+            s = first
+    return s.expand(shape)
+
+
+def _joined(name: str, parts: Sequence[Tensor], dim: int, output: Tensor) -> Tensor:
+    """Parts one after the other; what is the same in all of them along an axis is kept only once."""
+    if name == "stack":
+        return torch.stack(list(parts), dim)
+    for axis in range(output.ndim):
+        if axis != dim % output.ndim and all(part.stride(axis) == 0 for part in parts):
+            parts = [part.narrow(axis, 0, 1) for part in parts]
+    return torch.cat(list(parts), dim).expand(output.shape)
 
 
 def _single(places: Tensor) -> bool:
@@ -311,11 +397,10 @@ def learnt_tokens(model: nn.Module) -> set[int]:
 
 def trace(model: nn.Module, images: Tensor, look: Callable[[Call, Tracing], T]) -> list[T]:
     """Run a network on images of this shape; what a function says of every use of attention while shadows are there."""
-    with weightless(model):
-        shadow = copy.deepcopy(model).eval()
     blank = torch.empty_like(images, device="meta")
     calls: list[Call] = []
     try:
+        shadow = weightless_copy(model)
         with torch.no_grad(), intercepting(shadow, calls.append):
             shadow(blank)
         return _run(shadow, blank, look) if calls else []

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from visattn.blocks import create_block
 from visattn.models.layout import Place
 from visattn.models.patch import restore_attention, swap_attention
-from visattn.models.survey import Survey, called, evaluating, survey
+from visattn.models.survey import Survey, called, evaluating, survey, why_refused
 from visattn.models.wrapping import (
     Attached,
     ImageShape,
     attachments,
+    inside,
     put_behind,
     replace_slot,
     take_away,
@@ -56,7 +57,7 @@ def attach(
     shards. The keys of its own weights in ``state_dict`` stay the same; those of the blocks are new, below ``visattn``.
 
     Args:
-        model: any network; timm's and your own.
+        model: any network; timm's and your own, also compiled.
         block: a registered name, or a function of the number of channels that returns a module; ``"patch"`` turns
             the attention of a vision transformer into :class:`PatchAttention`, with its weights, instead.
         at: ``"blocks"`` (every residual block), ``"stages"`` (the end of every resolution), or names and globs of
@@ -70,22 +71,31 @@ def attach(
     Returns:
         The same model.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"attach takes a network, got {type(model).__name__}; to build one by name: create_model")
-    if block == "patch":
+    network = _changeable(model)
+    if isinstance(block, str) and block == "patch":
         if init != "identity" or stack or example is not None:
             raise TypeError("patch attention takes at= and its own options; not init=, stack= or example=")
-        return swap_attention(model, at, **options)
-    if init not in ("identity", "paper"):
-        raise ValueError(f"init is 'identity' or 'paper', got {init!r}")
-    found = survey_places(model, example)
-    places = choose(model, found, at)
-    before = set(attachments(model))
-    attach_at(model, block, dict.fromkeys(places, options), entry=found.entry, init=init, stack=stack)
-    missed = set(attachments(model)) - before - called(model, found.input_shape)
+        swap_attention(network, at, **options)
+        return model
+    if not isinstance(block, str) and not callable(block):
+        raise TypeError(f"a block is a name or a function of the number of channels, got {type(block).__name__}")
+    if at is not None and not all(isinstance(each, str) for each in ([at] if not isinstance(at, list | tuple) else at)):
+        raise TypeError(f"at is a name, or a list of names, of modules; got {at!r}")
+    if example is not None and not (isinstance(example, Tensor) and example.ndim == 4 and len(example)):
+        raise TypeError("example is a batch of images (B, C, H, W)")
+    found = survey_places(network, example)
+    places = choose(network, found, at)
+    before = set(attachments(network))
+    attach_at(network, block, dict.fromkeys(places, options), entry=found.entry, init=init, stack=stack)
+    try:
+        missed = set(attachments(network)) - before - called(network, found.input_shape)
+    except Exception as error:  # what a block does is its own affair
+        for place in places:
+            take_away(network, place.name)
+        raise ValueError(f"the network cannot be run with this block in it ({why_refused(error)})") from error
     if missed:
         for place in places:
-            take_away(model, place.name)
+            take_away(network, place.name)
         raise ValueError(
             f"the network does not call {', '.join(map(repr, sorted(missed)))} as its own child (it keeps it in a "
             "plain list, say, instead of an nn.ModuleList): a block there would have no effect"
@@ -103,6 +113,8 @@ def attach_at(
     stack: bool = False,
 ) -> nn.Module:
     """Put a block with given options behind each of these places; ``entry`` is the module that is given the image."""
+    if init not in ("identity", "paper"):
+        raise ValueError(f"init is 'identity' or 'paper', got {init!r}")
     if isinstance(block, nn.Module):
         raise TypeError(
             "every place needs a block of its own: give a name or a class, not a block that is already built"
@@ -125,10 +137,30 @@ def attach_at(
 
 def detach(model: nn.Module) -> nn.Module:
     """Take all attached blocks out again; the network is exactly as before, with its weights as they are now."""
-    restored = restore_attention(model)
-    if not unwrap(model) and not restored:
+    network = _changeable(model)
+    restored = restore_attention(network)
+    if not unwrap(network) and not restored:
         raise ValueError("nothing is attached to this model")
     return model
+
+
+def _changeable(model: nn.Module) -> nn.Module:
+    """The network inside a compiled or replicated one; those that cannot be changed any more raise."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"attach takes a network, got {type(model).__name__}; to build one by name: create_model")
+    network = inside(model)
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        raise ValueError("blocks go in and out before DistributedDataParallel: it shares the gradients it began with")
+    if isinstance(network, torch.jit.ScriptModule):
+        raise ValueError("a scripted or traced network cannot be changed any more: attach before torch.jit")
+    for name, parameter in network.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(
+                f"{name!r} has no shape yet (a lazy module): run the network once on a batch of images first"
+            )
+        if hasattr(parameter, "device_mesh"):  # a DTensor; to name the type would import torch.distributed.tensor
+            raise ValueError(f"{name!r} is shared out among processes (FSDP): attach before sharding")
+    return network
 
 
 def _attached(
@@ -143,9 +175,12 @@ def _attached(
     near = next(model.parameters()) if near is None else near
     channels = place.layout.channels
     if isinstance(block, str):
-        built = create_block(block, channels, device=near.device, dtype=near.dtype, **options)
+        built = create_block(block, channels, **{"device": near.device, "dtype": near.dtype, **options})
     else:
-        built = block(channels, **options).to(near.device, near.dtype)
+        built = block(channels, **options)
+        if not isinstance(built, nn.Module):
+            raise TypeError(f"a block is a module, but the function returned a {type(built).__name__}")
+        built.to(near.device, near.dtype)
     built.train(model.training)
     gain = None
     if init == "identity":
@@ -161,7 +196,13 @@ def _is_identity(block: nn.Module, place: Place, like: Tensor) -> bool:
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(2, place.layout.channels, *place.size, generator=generator).to(like.device, like.dtype)
     with torch.no_grad(), evaluating(block):
-        return torch.equal(block(probe), probe)
+        output = block(probe)
+    if not isinstance(output, Tensor) or output.shape != probe.shape:
+        got = tuple(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        raise ValueError(f"a block gives back a map of the shape it was given, {tuple(probe.shape)}; this one: {got}")
+    if not output.isfinite().all():
+        raise ValueError("the numbers of this block are not finite (NaN or infinite), even before training")
+    return torch.equal(output, probe)
 
 
 def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
@@ -172,8 +213,8 @@ def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
             return survey(model, image[:1].repeat(2, *[1] * (image.ndim - 1)))
         except Exception as error:  # a network can refuse an image in any way it likes
             failure = error
-    advice = "give example=, a batch of images that it accepts" if example is None else "example= does not fit it"
-    raise ValueError(f"the network could not be run ({failure}): {advice}") from failure
+    advice = "give it example= images, or other options" if example is None else "example= does not fit it"
+    raise ValueError(f"the network could not be run ({failure and why_refused(failure)}): {advice}") from failure
 
 
 def example_images(model: nn.Module) -> Iterator[Tensor]:
@@ -201,11 +242,11 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
         if not names:
             what = "residual blocks (try at='stages')" if at == "blocks" else "stages"
             raise ValueError(f"the network has no {what}; {_could_match(places)}")
-        effective = _effective(model, found, [places[name] for name in names])
+        effective = reaching_output(model, found, [places[name] for name in names])
         if at == "stages" and len(effective) < len(names):  # class-token pooling: one block earlier
             lost = [places[name] for name in names if places[name] not in effective]
             candidates = found.blocks() or found.outermost()
-            earlier = _effective(model, found, [p for name in candidates if (p := places[name]) not in lost])
+            earlier = reaching_output(model, found, [p for name in candidates if (p := places[name]) not in lost])
             for place in lost:
                 effective += [p for p in earlier if p.size == place.size][-1:]
         if not effective:
@@ -227,22 +268,24 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
             raise ValueError(f"{problem}:{close} {_could_match(places)}")
         chosen += matches
     chosen = list(dict.fromkeys(chosen))
-    without = [place.name for place in chosen if place not in _effective(model, found, chosen)]
+    without = [place.name for place in chosen if place not in reaching_output(model, found, chosen)]
     if without:
         raise ValueError(
-            f"what happens to the pixels behind {', '.join(map(repr, without))} does not reach the output (the class "
+            f"what happens to the pixels behind {_first(without)} does not reach the output (the class "
             "token is read there): choose an earlier place"
         )
     return chosen
 
 
 def _could_match(places: Mapping[str, Place]) -> str:
-    names = list(places)
-    shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    return f"feature maps: {shown or 'none'}"
+    return f"feature maps: {_first(list(places)) or 'none'}"
 
 
-def _effective(model: nn.Module, found: Survey, places: Sequence[Place]) -> list[Place]:
+def _first(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def reaching_output(model: nn.Module, found: Survey, places: Sequence[Place]) -> list[Place]:
     """Those places whose pixels have an influence on the output.
 
     Only networks with class tokens (before the pixels, or beside them in a tuple) are in question: the last blocks may
@@ -273,6 +316,8 @@ def _effective(model: nn.Module, found: Survey, places: Sequence[Place]) -> list
         result = shadow(image.requires_grad_())
         while not isinstance(result, Tensor):
             result = result[-1] if isinstance(result, tuple | list) else list(result.values())[-1]
+        if not result.requires_grad:
+            raise ValueError("what reaches the output cannot be seen: the network computes without gradients (no_grad)")
         gradients = torch.autograd.grad(result.square().sum(), list(outputs.values()), allow_unused=True)
     dead = {
         place

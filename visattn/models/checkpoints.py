@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from visattn.models.wrapping import NAME
+from visattn.models.weights import INSIDE
+from visattn.models.wrapping import NAME, inside
+
+PREFIXES = ("module.", "_orig_mod.", "model.")  # of DistributedDataParallel, torch.compile, Lightning
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,7 @@ class LoadReport:
     loaded: int
     new: list[str]
     ignored: list[str]
+    stripped: str = ""  # what stood before all keys of the checkpoint
 
     def __str__(self) -> str:
         lines = [f"loaded {self.loaded} tensors"]
@@ -24,6 +30,8 @@ class LoadReport:
             lines.append(f"new in the model, kept as they are: {_listed(self.new)}")
         if self.ignored:
             lines.append(f"in the checkpoint only, ignored: {_listed(self.ignored)}")
+        if self.stripped:
+            lines.append(f"without {self.stripped!r} before their names")
         return "; ".join(lines)
 
 
@@ -42,20 +50,75 @@ def _places(state: Mapping[str, Tensor]) -> dict[str, set[str]]:
     return places
 
 
-def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) -> LoadReport:
+def load_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> LoadReport:
     """Load a checkpoint of the plain backbone into a model with blocks, or the other way round.
 
     Whole attached blocks may be missing or left over; a place that has another block in the checkpoint than in the
-    model, and anything else that does not fit, raises.
+    model, and anything else that does not fit, raises, and then no weight has changed. Weights below ``state_dict``,
+    ``model`` and the like, and keys that begin with ``module.``, ``model.`` or ``_orig_mod.``, are understood.
     """
+    model = inside(model)
     own = model.state_dict()
-    ours, theirs = _places(own), _places(state_dict)
+    if any(isinstance(value, Tensor) and value.is_meta for value in own.values()):
+        raise ValueError("the model is on the meta device, where weights have no values: model.to_empty(device=...)")
+    state, stripped = plain_state(state_dict, own)
+    ours, theirs = _places(own), _places(state)
     for place in ours.keys() & theirs.keys():
         if ours[place] != theirs[place]:
             differing = ", ".join(sorted(ours[place] ^ theirs[place])[:4])
             raise ValueError(f"the checkpoint has another block at {place!r} (they differ in {differing})")
-    new = [key for key in own if key not in state_dict and NAME in key.split(".")]
-    ignored = [key for key in state_dict if key not in own and NAME in key.split(".")]
-    fitting = {key: value for key, value in state_dict.items() if key not in ignored}
+    new = [key for key in own if key not in state and NAME in key.split(".")]
+    ignored = [key for key in state if key not in own and NAME in key.split(".")]
+    fitting = {key: value for key, value in state.items() if key not in ignored}
+    _check_fits(fitting, {key: value for key, value in own.items() if key not in new})
     model.load_state_dict({**fitting, **{key: own[key] for key in new}})
-    return LoadReport(len(fitting), new, ignored)
+    return LoadReport(len(fitting), new, ignored, stripped)
+
+
+def plain_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The weights in a checkpoint by the names that the model has for them, and what stood before these names."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"a state dict is a dictionary of tensors by name, got {type(state).__name__}")
+    while (nested := next((each for each in INSIDE if isinstance(state.get(each), Mapping)), None)) is not None:
+        state = state[nested]
+    if not state:
+        raise ValueError("this is no state dict, a dictionary of tensors by name: it is empty")
+    for key, value in state.items():
+        if not isinstance(key, str) or (key not in own and not isinstance(value, Tensor)):
+            raise ValueError(
+                f"this is no state dict, a dictionary of tensors by name: {key!r} is a {type(value).__name__}"
+            )
+    plain, stripped = dict(state), ""
+    while not plain.keys() & own.keys():
+        prefix = next((each for each in PREFIXES if all(key.startswith(each) for key in plain)), None)
+        if prefix is None:
+            break
+        plain, stripped = {key.removeprefix(prefix): value for key, value in plain.items()}, stripped + prefix
+    return plain, stripped
+
+
+def _check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise before anything is loaded, if a weight is missing, too much or of another shape."""
+    shapes = [
+        f"{key} ({tuple(state[key].shape)}, not {tuple(value.shape)})"
+        for key, value in own.items()
+        if isinstance(value, Tensor) and isinstance(state.get(key), Tensor) and state[key].shape != value.shape
+    ]
+    troubles = {
+        "missing": [key for key in own if key not in state],
+        "too much": [key for key in state if key not in own],
+        "of another shape": shapes,
+        "without numbers (sparse, or on the meta device)": [
+            key
+            for key, value in state.items()
+            if isinstance(value, Tensor) and (value.is_meta or value.layout is not torch.strided)
+        ],
+        "no tensors": [
+            key
+            for key, value in own.items()
+            if isinstance(value, Tensor) and key in state and not isinstance(state[key], Tensor)
+        ],
+    }
+    if any(troubles.values()):
+        said = "; ".join(f"{what}: {_listed(keys)}" for what, keys in troubles.items() if keys)
+        raise ValueError(f"the checkpoint does not fit the model, which stays as it was: {said}")

@@ -20,40 +20,57 @@ from typing import Any
 
 from torch import nn
 
+from visattn.core.arguments import whole
+from visattn.hard.glimpses import PREFIX
 from visattn.models.attach import attach_at
 from visattn.models.layout import Layout, Place
 from visattn.models.names import create_model, split_name
 from visattn.models.patch import patched, swap_attention
+from visattn.models.plugins import needed_plugins
 from visattn.models.wrapping import Attached, attachments, entry_of
 
 
 def describe(model: nn.Module, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """``model``, the arguments of :func:`visattn.create_model` for the plain network, and its ``attachments``.
+    """``model``, the arguments of :func:`visattn.create_model` for the plain network, its ``attachments``, and the
+    ``plugins`` that it needs.
 
     Args:
         model: a timm model with anything that visattn can attach to it.
         arguments: for timm that cannot be seen in the model, such as ``global_pool``.
     """
     described = {
-        "model": {**_arguments(model), **(arguments or {})},
+        "model": _arguments(model, arguments or {}),
         "attachments": [
             *({"at": name, "patch": options} for name, options in patched(model).items()),
             *(_in_words(model, name.partition("#")[0], each) for name, each in attachments(model).items()),
         ],
     }
     try:
-        return json.loads(json.dumps(described))
+        described = json.loads(json.dumps(described, default=_plain))
     except TypeError as error:
         raise ValueError(f"the model was built with something that cannot be written to a card: {error}") from None
+    plugins = needed_plugins(_names(described))
+    return {**described, **({"plugins": plugins} if plugins else {})}
 
 
-def _arguments(model: nn.Module) -> dict[str, Any]:
-    """How the plain network was built, as far as it can be seen."""
-    arguments = dict(getattr(model, "built_with", None) or _of_timm(model))
+def _plain(value: Any) -> int | float:
+    """A number of NumPy's."""
+    return integer if (integer := whole(value)) is not None else float(value)
+
+
+def _names(description: Mapping[str, Any]) -> list[str]:
+    """The models and blocks that a description cannot do without."""
+    base, attention = split_name(description["model"]["name"])
+    blocks = [attention, description["model"].get("attn"), *(each.get("block") for each in description["attachments"])]
+    return [base.removeprefix(PREFIX).partition(".")[0], *filter(None, blocks)]
+
+
+def _arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+    """How the plain network was built, as far as it can be seen or was said."""
+    built = getattr(model, "built_with", None) or ({} if "name" in given else _of_timm(model))
     number = getattr(model, "num_classes", None)
-    if isinstance(number, int) and not arguments.get("features_only"):
-        arguments["num_classes"] = number
-    return arguments
+    seen = {"num_classes": number} if isinstance(number, int) and not built.get("features_only") else {}
+    return {**built, **seen, **given}
 
 
 def _of_timm(model: nn.Module) -> dict[str, Any]:
@@ -61,7 +78,7 @@ def _of_timm(model: nn.Module) -> dict[str, Any]:
     if "architecture" not in config:
         raise ValueError(
             f"this {type(model).__name__} cannot be described: it is not one of timm's models, so nobody could build "
-            "it again; save its state_dict() with torch.save instead"
+            "it again; register it (timm.register_model) and give arguments={'name': …}, or save its state_dict()"
         )
     tag = config.get("tag")
     arguments = {"name": f"{config['architecture']}.{tag}" if tag else config["architecture"]}

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,19 +16,35 @@ from timm.models import PretrainedCfg
 from torch import nn
 
 from visattn.blocks import block_info, list_blocks
+from visattn.blocks.base import RESERVED
+from visattn.core.arguments import whole
 from visattn.hard.glimpses import PREFIX, GlimpseNetwork, around
 from visattn.hard.ram import RAM
 from visattn.hard.scout import Scout
 from visattn.models.attach import Init, attach_at, choose, survey_places
+from visattn.models.card import ORIGIN, PLACEMENT
 from visattn.models.patch import PATCH_ATTENTION, swap_attention
-from visattn.models.resnet import paper_places
+from visattn.models.resnet import BOUND, paper_places
 from visattn.registry import suggest
 
 SHORT = {"resnet": "resnet18"}  # what a bare family name stands for
 SCOUTING = ("glimpses", "overview", "policy", "policy_weight", "entropy_weight")  # options of the scout
-ORIGIN = ("pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")  # of weights, for timm
 
 registered: set[str] = set()  # names that visattn itself has entered into timm's registry
+
+
+def _taken() -> Iterator[tuple[str, str]]:
+    """Names that are somebody else's, alone or behind a model's, and whose."""
+    models = timm.list_models()
+    yield from ((name, f"timm has a model {name!r}") for name in (*models, *SHORT))
+    for name in models:
+        for cut in re.finditer("_", name):
+            if timm.is_model(name[: cut.start()]):
+                yield name[cut.end() :], f"timm has a model {name!r}"
+    yield from ((name, "that is an attention inside vision transformers") for name in PATCH_ATTENTION)
+
+
+RESERVED.update(_taken())
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -53,7 +70,9 @@ def split_name(name: str) -> tuple[str, str | None]:
     base, _, attention = architecture.rpartition("_")
     if timm.is_model(SHORT.get(base, base)):
         raise ValueError(f"unknown attention {attention!r} in {name!r}: {suggest(attention, attentions())}")
-    raise ValueError(f"unknown model {name!r}: {suggest(architecture, timm.list_models())}")
+    said = suggest(architecture, timm.list_models())
+    advice = said if said.startswith("did you mean") else "see timm.list_models(); one of your own comes with --plugin"
+    raise ValueError(f"unknown model {name!r}: {advice}")
 
 
 def model_config(name: str) -> PretrainedCfg | None:
@@ -99,6 +118,10 @@ def create_model(
         **timm_kwargs: for ``timm.create_model``; for a ``glimpse_`` model also ``glimpses``, ``glimpse_size`` (the
             backbone's own size unless given) and the options of :class:`~visattn.hard.scout.Scout`.
     """
+    _check_arguments(name, attn_options)
+    for key, least in (("num_classes", 0), ("in_chans", 1)):
+        if timm_kwargs.get(key) is not None:
+            timm_kwargs[key] = _count(key, timm_kwargs[key], least)
     if name.startswith(PREFIX):
         given = {key: value for key, value in timm_kwargs.items() if value is not None}  # as timm does
         model = _with_glimpses(name.removeprefix(PREFIX), attn, pretrained, init, attn_options, **given)
@@ -130,19 +153,43 @@ def create_model(
         at = "stages" if family in ("self", "hard") or attn in ("bam", "residual") else None
         chosen = choose(model, found, at)
         places = {place: {} for place in (chosen[-1:] if family == "hard" else chosen)}
+    chosen_options = {place: {**settings, **options} for place, settings in places.items()}
+    if attn in BOUND and config and any(each.get("size") is not None for each in chosen_options.values()):
+        config["min_input_size"] = tuple(found.input_shape[1:])
     return attach_at(
         model,
         attn,
-        {place: {**settings, **options} for place, settings in places.items()},
+        chosen_options,
         entry=found.entry,
         init=init or ("identity" if pretrained else "paper"),
     )
 
 
+def _check_arguments(name: Any, attn_options: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"name is that of a model, such as 'resnet50_cbam', got {name!r}")
+    if attn_options is not None and not isinstance(attn_options, Mapping):
+        raise TypeError(f"attn_options are options by name, such as {{'rd_ratio': 0.25}}, got {attn_options!r}")
+    for key in attn_options or {}:
+        if not isinstance(key, str):
+            raise TypeError(f"attn_options are options by name, got {key!r} for a name")
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    count = whole(value)
+    if count is None or count < least:
+        raise ValueError(f"{name} is a whole number from {least} up, got {value!r}")
+    return count
+
+
 def _remember(model: nn.Module, name: str, kwargs: Mapping[str, Any]) -> nn.Module:
-    """Let a model know how it was built, without its attention and apart from where its weights come from."""
-    built = {key: value for key, value in kwargs.items() if value is not None and key not in ORIGIN}
+    """Let a model know how it was built, without its attention and apart from where its weights come from and go to."""
+    built = {key: value for key, value in kwargs.items() if value is not None and key not in (*ORIGIN, *PLACEMENT)}
     model.built_with = {"name": name, **built}  # type: ignore[assignment]
+    if not getattr(model, "pretrained_cfg", None):  # a model of the user's own: what all of timm's know of themselves
+        model.pretrained_cfg = PretrainedCfg(architecture=name).to_dict()
+    if "num_classes" in built and not hasattr(model, "num_classes"):
+        model.num_classes = built["num_classes"]
     return model
 
 

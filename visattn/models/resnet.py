@@ -7,7 +7,8 @@ In most of them that is the residual branch, behind its last batch norm and befo
 - non-local and double attention stand behind two units of stage 2 and three of stage 3, evenly spread;
 - hard attention stands behind the last stage;
 - ECA uses the kernel sizes of the released models, where there are such;
-- FCA and the convolutional gather-excite are told the size of the map.
+- FCA and the convolutional gather-excite are told the size of the map; the latter runs at that size and above, which
+  ``min_input_size`` in the configuration says.
 
 Papers that *replace* a convolution cannot be followed exactly by adding a block: selective kernels and split attention
 stand behind the activation inside the unit, and self-attention (BoTNet) does so in the last stage only. The paper of
@@ -33,6 +34,8 @@ ECA_RELEASED: dict[tuple[type[nn.Module], tuple[int, ...]], tuple[int, ...]] = {
     (Bottleneck, (3, 4, 6, 3)): (3, 5, 5, 7),
     (Bottleneck, (3, 4, 23, 3)): (3, 3, 5, 7),
 }
+
+BOUND = ("ge_theta", "ge_theta_plus")  # their kernels are as large as the map: smaller images do not fit
 
 
 def stages_of(model: nn.Module) -> list[list[str]]:
@@ -87,7 +90,7 @@ def paper_places(model: nn.Module, found: Survey, block: str) -> dict[Place, dic
                 settings = {"lam": 0.1}
             elif block == "fca":
                 settings = {"size": max(7, place.size[0])}
-            elif block in ("ge_theta", "ge_theta_plus"):
+            elif block in BOUND:
                 settings = {"size": place.size}
             chosen[place] = settings
     return chosen

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import platform
-from collections.abc import Mapping, Sequence
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,16 +22,20 @@ import torch
 from safetensors.torch import save_file
 from timm.data import resolve_model_data_config
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._pytree import tree_leaves
 
 from visattn.files import replacing
 from visattn.models.attach import example_images
+from visattn.models.card import CARD, check_card, read_card, shown
 from visattn.models.description import build, describe, title
 from visattn.models.names import create_model, model_config, split_name
+from visattn.models.plugins import changed_plugins, check_plugins
 from visattn.models.survey import evaluating, uncompiled
 from visattn.models.weights import read_weights
+from visattn.models.wrapping import inside
 
-WEIGHTS, CARD = "model.safetensors", "model.json"
+WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,9 @@ def save_model(
     >>> [each["at"] for each in card["attachments"]]
     ['blocks.0', 'blocks.2']
     """
-    model = getattr(model, "_orig_mod", model)
+    model = inside(model)
+    if arguments is not None and not isinstance(arguments, Mapping):
+        raise TypeError(f"arguments are those of timm.create_model by name, got {arguments!r}")
     card = describe(model, arguments)
     card["input"] = _input(model, card["model"])
     if classes is not None:
@@ -90,7 +99,7 @@ def save_model(
 
 
 def _names(classes: Sequence[str], number: int | None) -> list[str]:
-    if isinstance(classes, str | set | frozenset | dict):
+    if isinstance(classes, str | set | frozenset | dict) or not isinstance(classes, Sized):
         raise TypeError(f"classes are names in order, a list; got a {type(classes).__name__}")
     if number is not None and len(classes) != number:
         raise ValueError(f"{len(classes)} names for the {number} classes of the model")
@@ -143,7 +152,8 @@ def write_model(folder: str | Path, weights: Mapping[str, Tensor], card: Mapping
     with replacing(folder / WEIGHTS) as partial:
         save_file(tensors, partial, metadata={"format": "pt"})
         partial.chmod(0o644)  # safetensors keeps it to the owner
-    text = json.dumps({**card, "versions": {**card.get("versions", {}), **versions}}, indent=2)
+    full = {**card, "versions": {**card.get("versions", {}), **versions}}
+    text = json.dumps(check_card(full, folder / CARD), indent=2)  # what cannot be read is not written
     with replacing(folder / CARD) as partial:
         partial.write_text(f"{text}\n")
 
@@ -157,7 +167,7 @@ def load_model(folder: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     for name in (CARD, WEIGHTS):
         if not (folder / name).is_file():
             raise ValueError(f"{str(folder)!r} has no {name}: is it the folder of a finished run?")
-    card = _read_card(folder / CARD)
+    card = read_card(folder / CARD)
     return _filled(card, read_weights(folder / WEIGHTS)[0], folder / WEIGHTS), card
 
 
@@ -182,12 +192,13 @@ def open_trained(name: str | None, weights: str | None) -> Trained:
         raise ValueError(f"--weights: there is no file and no folder {weights!r}")
     state, card = read_weights(path)
     if card is None and path.name == WEIGHTS and path.with_name(CARD).is_file():
-        card = _read_card(path.with_name(CARD))
+        card = read_card(path.with_name(CARD))
     if card is None:
         if name is None:
             raise ValueError(f"{weights!r} does not say what model it is of: give --model")
-        card = _guess(name, state)
-    elif name is not None and _parts(title(card)) != _parts(name):
+        card = check_card(_guess(name, state), path)
+    check_plugins(card, path)
+    if name is not None and _parts(title(card)) != _parts(name):
         raise ValueError(f"{weights!r} is of {title(card)}, not of {name!r}")
     names = card.get("class_names") or card.get("classes")
     classes = tuple(map(str, names)) if names else None
@@ -232,37 +243,6 @@ def _file_of_run(folder: Path) -> Path:
     raise ValueError(f"{str(folder)!r} has no {WEIGHTS} and no checkpoints: is it the folder of a run?")
 
 
-def _read_card(path: Path) -> dict[str, Any]:
-    try:
-        card = json.loads(path.read_text())
-        _check_card(card)
-    except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
-        raise ValueError(f"the card {str(path)!r} cannot be understood ({type(error).__name__}: {error})") from error
-    return card
-
-
-def _check_card(card: Any) -> None:
-    """Raise whatever it may be if a card does not say what it has to."""
-    model, seen = card["model"], card.get("input", {})
-    if not isinstance(model["name"], str) or "pretrained" in model:
-        raise ValueError("model: needs a name, and no pretrained weights")
-    for each in card.get("attachments", []):
-        if "patch" not in each:
-            asked = ("at", "block", "options", "init", "layout", "size", "image", "index", "entry")
-            _ = [each[key] for key in asked]
-    for key, good in {
-        "size": lambda value: len(value) == 3 and all(isinstance(side, int) and side > 0 for side in value),
-        "mean": lambda value: len(value) in (1, 3) and all(float(each) == each for each in value),
-        "std": lambda value: len(value) in (1, 3) and all(float(each) > 0 for each in value),
-        "crop_pct": lambda value: 0.01 < value < 2,
-    }.items():
-        if key in seen and not good(seen[key]):
-            raise ValueError(f"input: {key} is {seen[key]!r}")
-    for key in ("classes", "class_names"):
-        if not isinstance(card.get(key, []), list):
-            raise TypeError(f"{key} is not a list")
-
-
 def _parts(name: str) -> tuple[str, str | None]:
     base, attention = split_name(name)
     return base.partition(".")[0], attention
@@ -274,38 +254,82 @@ def number_of_classes(name: str, weights: Mapping[str, Tensor]) -> int | None:
     classifier = config.classifier if config is not None else None
     first = classifier if isinstance(classifier, str) or not classifier else classifier[0]
     weight = weights.get(f"{first}.weight")
-    return None if weight is None else len(weight)
+    return None if weight is None or not weight.ndim else len(weight)
 
 
 def _filled(card: Mapping[str, Any], weights: Mapping[str, Tensor], source: str | Path) -> nn.Module:
-    """The model of a card with all of these weights and no others, in evaluation mode."""
-    name = card["model"]["name"]
+    """The model of a card with all of these weights and no others, in evaluation mode.
+
+    It is built without storage first: a card that describes another model than the weights are of costs no memory.
+    """
+    check_plugins(card, source)
+    for plugin in changed_plugins(card):
+        warnings.warn(f"{plugin} is not the file that {str(source)!r} was made with", stacklevel=3)
+    with torch.device("meta"), _at_most(2 * len(weights) + 1000, source):
+        sketch = _built(card, source)
+    _check_fit(sketch, weights, card, source)
+    model = _built(card, source)
+    kinds = {value.dtype for value in weights.values() if value.is_floating_point()}
+    if len(kinds) == 1:
+        model.to(kinds.pop())
     try:
-        model = build(card)
-    except ValueError:
-        raise
+        model.load_state_dict(dict(weights))
+    except Exception as error:  # tensors of odd kinds: sparse, quantised, without storage
+        raise ValueError(f"{str(source)!r} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
+    _tell(model, card)
+    return model.eval()
+
+
+def _built(card: Mapping[str, Any], source: str | Path) -> nn.Module:
+    try:
+        return build(card)
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(f"{name!r} cannot be built with {card['model']} ({reason})") from error
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        reason = f"{kind}{' '.join(str(error).split())}"[:200]
+        raise ValueError(
+            f"the model of {str(source)!r} cannot be built from {shown(card['model'])}: {reason}"
+        ) from error
+
+
+@contextmanager
+def _at_most(number: int, source: str | Path) -> Iterator[None]:
+    """Stop building a model that has more parameters than so many: there is no end to what a card may ask for."""
+    counted, thread = 0, threading.get_ident()
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:  # noqa: ARG001
+        nonlocal counted
+        counted += threading.get_ident() == thread
+        if counted > number:
+            raise ValueError(f"the model has far more parameters than {str(source)!r} has weights")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _check_fit(model: nn.Module, weights: Mapping[str, Tensor], card: Mapping[str, Any], source: str | Path) -> None:
+    """Raise if weights are missing, too much, or of another kind."""
     own = model.state_dict()
+    both = [(key, weights[key], value) for key, value in own.items() if key in weights]
     troubles = {
         "missing": [key for key in own if key not in weights],
         "too much": [key for key in weights if key not in own],
         "of another shape": [
-            f"{key}: {_shape(weights[key])} in the file, {_shape(value)} in the model"
-            for key, value in own.items()
-            if key in weights and value.shape != weights[key].shape
+            f"{key}: {_shape(given)} in the file, {_shape(wanted)} in the model"
+            for key, given, wanted in both
+            if given.shape != wanted.shape
+        ],
+        "of another kind": [
+            f"{key}: {given.dtype} in the file, {wanted.dtype} in the model"
+            for key, given, wanted in both
+            if given.is_floating_point() != wanted.is_floating_point() or given.is_complex() != wanted.is_complex()
         ],
     }
     if any(troubles.values()):
-        parts = [f"{len(keys)} {what} ({_listed(keys)})" for what, keys in troubles.items() if keys]
-        raise ValueError(f"{str(source)!r} does not fit {name!r}: {'; '.join(parts)}")
-    kinds = {value.dtype for value in weights.values() if value.is_floating_point()}
-    if len(kinds) == 1:
-        model.to(kinds.pop())
-    model.load_state_dict(dict(weights))
-    _tell(model, card)
-    return model.eval()
+        parts = [f"{len(keys)} {what} ({_listed(keys)})" for what, keys in troubles.items() if keys][:2]
+        raise ValueError(f"{str(source)!r} does not fit {card['model']['name']!r}: {'; '.join(parts)}")
 
 
 def _tell(model: nn.Module, card: Mapping[str, Any]) -> None:
@@ -325,4 +349,4 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _listed(keys: list[str]) -> str:
-    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+    return ", ".join(key[:80] for key in keys[:2]) + (", ..." if len(keys) > 2 else "")

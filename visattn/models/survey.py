@@ -7,18 +7,21 @@ tensors are copied and run with their weights.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from visattn.hard.scout import Scout
+from visattn.models.copies import eagerly, sharing_copy, weightless_copy
 from visattn.models.layout import Layout, Place, recognise
 from visattn.models.wrapping import NAME, WRAPPED, attachments, plain_name, unwrapped
+
+T = TypeVar("T")
 
 # Operations that a shortcut may pass through on its way around a block, as autograd names them.
 SHORTCUT = frozenset(
@@ -165,41 +168,41 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def why_refused(error: Exception) -> str:
+    """What a network said when it could not be run, in one short line: it can refuse an image in any way it likes."""
+    said = textwrap.shorten(str(error), 160, placeholder=" ...")
+    plain = isinstance(error, AssertionError | RuntimeError | TypeError | ValueError)
+    return said if said and plain else f"{type(error).__name__} {said}".strip()
+
+
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Run a compiled module as it was written, so that hooks in it are called."""
     compiled, model._compiled_call_impl = model._compiled_call_impl, None
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with eagerly():
             yield
     finally:
         model._compiled_call_impl = compiled
 
 
-def sharing_copy(model: nn.Module) -> nn.Module:
-    """A copy of a network's modules in evaluation mode, with the same tensors: nothing large is copied."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared).eval()
+def dry_run(model: nn.Module, images: Tensor | tuple[int, ...], find: Callable[[nn.Module, Tensor], T]) -> T:
+    """What a function finds out by running a copy of a network.
 
+    It is given stand-ins without values; if the network looks at values, a copy with its weights instead.
 
-@contextmanager
-def weightless(model: nn.Module) -> Iterator[None]:
-    """Stand-ins without storage for all parameters and buffers inside, the real ones afterwards."""
-    stand_ins: dict[Tensor, Tensor] = {}
-    tables: list[dict[str, Any]] = [t for m in model.modules() for t in (m._parameters, m._buffers)]
-    real = [(table, dict(table)) for table in tables]
+    Args:
+        model: any network; it is left alone.
+        images: a batch, or the shape of one, whose values do not matter.
+        find: runs the copy that it is given on images that it is given.
+    """
+    if not isinstance(images, Tensor):
+        like = next((each for each in model.parameters() if each.is_floating_point()), torch.empty(()))
+        images = like.new_zeros(images)
     try:
-        for tensors, originals in real:
-            for name, tensor in originals.items():
-                if tensor is not None:
-                    if tensor not in stand_ins:
-                        floating = tensor.is_floating_point()
-                        stand_ins[tensor] = torch.empty_like(tensor, device="meta", requires_grad=floating)
-                    tensors[name] = stand_ins[tensor]
-        yield
-    finally:
-        for tensors, originals in real:
-            tensors.update(originals)
+        return find(weightless_copy(model), torch.empty_like(images, device="meta"))
+    except Exception:  # whatever a network does with values that are not there
+        return find(sharing_copy(model), images.detach())
 
 
 def survey(model: nn.Module, example: Tensor) -> Survey:
@@ -209,31 +212,20 @@ def survey(model: nn.Module, example: Tensor) -> Survey:
         model: any network.
         example: a batch of at least two square images; only its shape matters.
     """
-    with weightless(model):
-        shadow = copy.deepcopy(model).eval()
-    try:
-        return _walk(shadow, torch.empty_like(example, device="meta"))
-    except Exception:  # whatever a network does with values that are not there
-        return _walk(sharing_copy(model), example.detach().requires_grad_())
+    return dry_run(model, example, lambda copy, images: _walk(copy, images.requires_grad_()))
 
 
 def called(model: nn.Module, input_shape: tuple[int, ...]) -> set[str]:
     """Which of the attached blocks a network calls for images of this shape."""
     seen: set[str] = set()
 
-    def run(shadow: nn.Module, images: Tensor) -> None:
+    def run(shadow: nn.Module, images: Tensor) -> set[str]:
         for name, attached in attachments(shadow).items():
             attached.register_forward_pre_hook(lambda _module, _args, name=name: seen.add(name))
         shadow(images)
+        return seen
 
-    with weightless(model):
-        shadow = copy.deepcopy(model).eval()
-    try:
-        run(shadow, torch.empty(input_shape, device="meta"))
-    except Exception:  # whatever a network does with values that are not there
-        like = next(model.parameters())
-        run(sharing_copy(model), torch.zeros(input_shape, device=like.device, dtype=like.dtype))
-    return seen
+    return dry_run(model, input_shape, run)
 
 
 def _walk(model: nn.Module, example: Tensor) -> Survey:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from visattn.blocks import list_blocks
 from visattn.hard import RAM
 from visattn.hard.glimpses import PREFIX, around
 from visattn.models.names import create_model, registered
+from visattn.models.resnet import BOUND
 from visattn.registry import suggest
 
 __all__: list[str] = []
@@ -53,12 +55,18 @@ def _register(base: str, attention: str) -> None:
     name = f"{base}_{attention}"
     if is_model(name):
         return  # timm's own name, or registered already
-    _enter(name, base, f"timm's {base} with {attention} attention.")
+    bound = attention in BOUND
+    _enter(
+        name,
+        base,
+        f"timm's {base} with {attention} attention.",
+        changes=lambda entry: {"min_input_size": entry.input_size} if bound else {},
+    )
     registered.add(name)
 
 
-def _enter(name: str, base: str, doc: str) -> None:
-    """A name that create_model understands, with the weights of a backbone."""
+def _enter(name: str, base: str, doc: str, *, changes: Callable[[PretrainedCfg], dict[str, Any]]) -> None:
+    """A name that create_model understands, with the weights of a backbone and changes of their configuration."""
 
     def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return create_model(name, pretrained=pretrained, **kwargs)
@@ -69,7 +77,7 @@ def _enter(name: str, base: str, doc: str) -> None:
     for full_name, entry in get_arch_pretrained_cfgs(base).items():
         tag = full_name.partition(".")[2]
         config.tags.append(tag)
-        config.cfgs[tag] = replace(entry, **around(entry.to_dict())) if name.startswith(PREFIX) else entry
+        config.cfgs[tag] = replace(entry, **changes(entry))
     default_cfgs[name] = config
     register_model(entrypoint)
 
@@ -117,4 +125,9 @@ for _base in TRANSFORMERS[:2]:
     for _attention in PATCH:
         _register(_base, _attention)
 for _base in GLIMPSES:
-    _enter(f"{PREFIX}{_base}", _base, f"timm's {_base} on a few crops of a large image.")
+    _enter(
+        f"{PREFIX}{_base}",
+        _base,
+        f"timm's {_base} on a few crops of a large image.",
+        changes=lambda entry: around(entry.to_dict()),
+    )

@@ -259,6 +259,19 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module._wrapped if isinstance(module, WithAttention) else module
 
 
+def inside(model: nn.Module) -> nn.Module:
+    """A network itself, out of what ``torch.compile``, `DataParallel` and `DistributedDataParallel` put around it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a network is needed, got {type(model).__name__}")
+    while True:
+        if "_orig_mod" in model._modules:  # asking for the type would import the compiler
+            model = model.get_submodule("_orig_mod")
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model
+
+
 def wrappers(model: nn.Module) -> dict[str, WithAttention]:
     """Every wrapper in a network, by the name of what it wraps."""
     return {plain_name(name): module for name, module in model.named_modules() if isinstance(module, WithAttention)}
@@ -266,6 +279,7 @@ def wrappers(model: nn.Module) -> dict[str, WithAttention]:
 
 def attachments(model: nn.Module) -> dict[str, Attached]:
     """The attached blocks of a network in its own order, by place; a second one at a place has ``#2`` behind it."""
+    model = inside(model)
     found = {
         name if number == 0 else f"{name}#{number + 1}": attached
         for name, wrapper in wrappers(model).items()

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from visattn.report.figures import GREY, plain, save, short
+from visattn.report.fonts import drawable
 
 TRAIN, VAL = "#9aa5b1", "#0b5fa5"
 LABELLED = 30  # classes whose names fit
@@ -61,9 +62,10 @@ def draw_curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
 
 
 def read_confusion(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """``confusion.csv``: rows are the true classes, columns the answers."""
-    with path.open(newline="") as stream:
-        return np.array([[int(value) for value in row] for row in csv.reader(stream)])
+    """``confusion.csv``: rows are the true classes, columns the answers; the names of both stand before them."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        _, *rows = csv.reader(stream)
+    return np.array([[int(value) for value in row[1:]] for row in rows])
 
 
 def draw_confusion(path: Path, matrix: np.ndarray[Any, np.dtype[np.int64]], names: Sequence[str], title: str) -> None:
@@ -78,7 +80,7 @@ def draw_confusion(path: Path, matrix: np.ndarray[Any, np.dtype[np.int64]], name
     axes.set_xlabel("answer")
     axes.set_ylabel("truth")
     if count <= LABELLED:
-        labels = [short(name, 18) for name in names]
+        labels = [short(name, 18) for name in drawable(names, "class")]
         rotation = 0 if max(map(len, labels)) <= 2 else 60
         axes.set_xticks(range(count), labels, fontsize=8, rotation=rotation, ha="center" if rotation == 0 else "right")
         axes.set_yticks(range(count), labels, fontsize=8)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from visattn.files import replacing
+from visattn.report.fonts import use_fonts
 
 MAP = "inferno"  # perceptually uniform
 GREY = "0.35"
@@ -48,6 +49,7 @@ def plain(text: str) -> str:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a PNG, at once."""
+    use_fonts(figure)
     with replacing(path) as partial:
         figure.savefig(partial, format="png", dpi=DPI, facecolor="white")
 

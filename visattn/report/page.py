@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from matplotlib import colormaps
 from numpy.typing import NDArray
 from PIL import Image
 
-from visattn.files import replacing
+from visattn.files import replacing, to_json
 from visattn.report.figures import shrunk
 from visattn.report.views import Relation, Subject, methods_of
 
@@ -41,7 +40,7 @@ def write_page(path: Path, subjects: Sequence[Subject], title: str) -> None:
         "subjects": [_subject(subject) for subject in subjects],
     }
     # In a script element only "<" can end or change it, so that no name can; other letters are escaped by json.
-    page = _TEMPLATE.read_text(encoding="utf-8").replace("{{ data }}", json.dumps(data).replace("<", r"\u003c"))
+    page = _TEMPLATE.read_text(encoding="utf-8").replace("{{ data }}", to_json(data).replace("<", r"\u003c"))
     with replacing(path) as partial:
         partial.write_text(page, encoding="utf-8")
 
@@ -61,6 +60,7 @@ def _subject(subject: Subject) -> dict[str, Any]:
     return {
         "name": subject.name,
         "said": subject.said,
+        "title": subject.title,
         "image": png if len(png) < max(len(jpeg), LOSSLESS) else jpeg,
         "views": views,
         "relations": [_relation(relation) for relation in subject.relations],

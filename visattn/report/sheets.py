@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from visattn.report.figures import DPI, GREY, MAP, colour_bar, fit, save, short, show, show_heatmap, shrunk
-from visattn.report.views import Channels, Subject, methods_of
+from visattn.report.views import Channels, Subject, methods_of, with_probability
 
 ROWS = 12  # images on one sheet
 LINE = 12  # heatmaps beside the image in one line of a strip
@@ -109,8 +109,8 @@ def _comparison(
 
     for subject, mask, (width, height), lines in zip(subjects, masks, sizes, captions, strict=True):
         half = int(sheet.width / LETTER / 2 * 8 / 9) - 4
-        label = f"{fit(subject.name, half)}  ·  {short(subject.answer, half)} {subject.probability:.0%}"
-        sheet.text(EDGE, top + LABEL / 2, label, 9)
+        said = with_probability(short(subject.answer, half), subject.probability)
+        sheet.text(EDGE, top + LABEL / 2, "  ·  ".join(filter(None, (fit(subject.name, half), said))), 9)
         top += LABEL
         pixels = round(DPI * max(width, height))
         image = shrunk(subject.image, pixels)

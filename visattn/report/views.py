@@ -85,8 +85,8 @@ class Subject:
     Args:
         name: of the file.
         image: (H, W, 3).
-        answer: the class the model chose.
-        probability: that the model gave to it.
+        answer: the class the model chose; empty if it has no classes.
+        probability: that the model gave to it, if there is one.
         views: at most one per method.
         relations: one per layer.
         channels: one per block.
@@ -96,7 +96,7 @@ class Subject:
     name: str
     image: NDArray[np.uint8]
     answer: str
-    probability: float
+    probability: float | None
     views: tuple[View, ...]
     relations: tuple[Relation, ...] = ()
     channels: tuple[Channels, ...] = ()
@@ -115,8 +115,22 @@ class Subject:
 
     @property
     def said(self) -> str:
-        """The answer and its probability."""
-        return f"{self.answer} {self.probability:.0%}"
+        """The answer and its probability; empty if the model has no classes."""
+        return with_probability(self.answer, self.probability)
+
+    @property
+    def title(self) -> str:
+        """The name, and what the model said."""
+        return "  ·  ".join(filter(None, (self.name, self.said)))
+
+
+def with_probability(label: str, probability: float | None) -> str:
+    """A class and how sure the model is of it, as far as that is known.
+
+    >>> with_probability("tabby", 0.714), with_probability("tabby", None)
+    ('tabby 71%', 'tabby')
+    """
+    return label if probability is None else f"{label} {probability:.0%}"
 
 
 def methods_of(subjects: Sequence[Subject]) -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import lightning
+import torch
 from lightning.pytorch import seed_everything
 from timm.data import resolve_model_data_config
-from torch import nn
+from torch import Tensor, nn
 
 import visattn
 from visattn.data.datamodule import ImageData
@@ -16,8 +19,10 @@ from visattn.data.preparation import Preparation
 from visattn.data.sources import Anything, open_source
 from visattn.models import create_model
 from visattn.models.attach import Init
+from visattn.models.card import CARD, check_card, shown
 from visattn.models.description import describe
 from visattn.models.names import model_config
+from visattn.models.survey import dry_run
 from visattn.training.classifier import Classifier, ShardedClassifier
 from visattn.training.optimisation import check_optimizer
 from visattn.training.settings import Settings
@@ -26,7 +31,15 @@ from visattn.training.trainer import SHARDED
 
 def create_source(settings: Settings) -> Anything:
     """The data that the settings name."""
-    return open_source(
+    if settings.data == "folder" and settings.root is not None:
+        root, out = Path(settings.root), Path(settings.out).resolve()
+        for folder in (root / "train", root / "val") if (root / "train").is_dir() else (root,):
+            if out.is_relative_to(folder.resolve()):
+                raise ValueError(
+                    f"--out {settings.out!r} lies in {str(folder)!r}, where the images are: a run would become one of "
+                    "their classes; give --out elsewhere"
+                )
+    source = open_source(
         settings.data,
         root=settings.root,
         subset=settings.subset,
@@ -34,7 +47,13 @@ def create_source(settings: Settings) -> Anything:
         val_fraction=settings.val_fraction,
         num_classes=settings.num_classes,
         seed=settings.seed,
+        skip_bad=settings.on_bad_image == "skip",
     )
+    if settings.num_classes not in (None, len(source.classes)):
+        raise ValueError(
+            f"--num-classes {settings.num_classes}, but the data has {len(source.classes)} classes: leave it out"
+        )
+    return source
 
 
 def input_size(settings: Settings, source: Anything) -> tuple[int, dict[str, Any]]:
@@ -73,30 +92,61 @@ def create_classifier(settings: Settings, source: Anything, *, resumed: bool = F
     check_optimizer(settings.optimizer)
     seed_everything(settings.seed, verbose=False)
     arguments = model_arguments(settings, source)
+    if resumed:  # by the settings of a folder that may be a stranger's: no weights come from anywhere else
+        arguments = {key: value for key, value in arguments.items() if key not in ("checkpoint_path", "cache_dir")}
     init: Init = "identity" if settings.pretrained else "paper"
     try:  # every process may ask for the weights at once: the hub's cache locks each file and moves it into place whole
         model = create_model(**arguments, pretrained=settings.pretrained and not resumed, init=init)
     except ValueError:
         raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    except (Exception, SystemExit) as error:  # a model of a plugin can do anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split("Exception raised from")[0].split())[:200]
         if settings.pretrained and not resumed:
             raise ValueError(
                 f"the pretrained weights of {settings.model!r} could not be loaded; they come from the Hugging Face "
                 f"hub, which needs a network or a filled cache ({reason})"
             ) from error
-        raise ValueError(f"{settings.model!r} cannot be built with {arguments} ({reason})") from error
+        given = {key: value for key, value in arguments.items() if key != "name" and value is not None}
+        raise ValueError(f"{settings.model!r} cannot be built with {shown(given)} ({reason})") from error
+    _check_fits(model, settings, source)
     if settings.compile:
         model.compile()
     kind = ShardedClassifier if settings.strategy == SHARDED else Classifier
     return kind(model, settings, len(source.classes))
 
 
+def _check_fits(model: nn.Module, settings: Settings, source: Anything) -> None:
+    """Raise if a model does not turn images of the run's size into one number per class."""
+    if any(each.is_meta for each in model.parameters()):
+        raise ValueError(f"{settings.model!r} has weights without values: it was built on the device 'meta'")
+    size = _input_shape(settings, source, model)
+    try:
+        with torch.no_grad():
+            output: Any = dry_run(model, (2, *size), lambda copy, images: copy(images))
+    except Exception as error:  # a network can refuse an image in any way it likes
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"{settings.model!r} does not take images of {_times(size)}: {reason}") from error
+    if not isinstance(output, Tensor) or tuple(output.shape) != (2, len(source.classes)):
+        given = _times(output.shape[1:]) if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        raise ValueError(
+            f"{settings.model!r} is no classifier as it is built here: of an image of {_times(size)} it makes {given}, "
+            f"not a number for each of {len(source.classes)} classes (see --model-options)"
+        )
+
+
+def _input_shape(settings: Settings, source: Anything, model: nn.Module) -> tuple[int, int, int]:
+    size = input_size(settings, source)[0]
+    channels = (settings.model_options or {}).get("in_chans", resolve_model_data_config(model)["input_size"][0])
+    return channels, size, size
+
+
+def _times(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
 def create_data(settings: Settings, source: Anything, model: nn.Module) -> ImageData:
     """Batches for a model, prepared as it expects."""
-    size = input_size(settings, source)[0]
-    own = resolve_model_data_config(model)["input_size"][0]
-    known: dict[str, Any] = {"size": ((settings.model_options or {}).get("in_chans", own), size, size)}
+    known: dict[str, Any] = {"size": _input_shape(settings, source, model)}
     if source.size is not None:
         known["crop_pct"] = 1.0  # all of it: there is nothing around the object
     return ImageData(
@@ -113,7 +163,7 @@ def create_data(settings: Settings, source: Anything, model: nn.Module) -> Image
 
 def card(settings: Settings, source: Anything, data: ImageData, model: nn.Module) -> dict[str, Any]:
     """What somebody who finds ``model.safetensors`` has to know."""
-    return {
+    said = {
         "name": "_".join(filter(None, (settings.model, settings.attn))),
         **describe(model),
         "classes": list(source.classes),
@@ -125,3 +175,4 @@ def card(settings: Settings, source: Anything, data: ImageData, model: nn.Module
         "data": settings.data,
         "versions": {"visattn": visattn.__version__, "lightning": lightning.__version__},
     }
+    return check_card(said, CARD)

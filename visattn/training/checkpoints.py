@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
 from visattn.files import replacing
+from visattn.models.card import shown
 from visattn.models.description import describe
-from visattn.models.weights import CARD_KEY, model_weights, read_tensors
+from visattn.models.weights import model_weights, read_tensors
 from visattn.training.settings import Settings
+
+# What a run goes on with.
+PARTS = {
+    "state_dict": dict, "epoch": int, "global_step": int, "loops": dict, "callbacks": dict,
+    "optimizer_states": list, "lr_schedulers": list,
+}  # fmt: skip
+PROGRESS = {"epoch_progress", "epoch_loop.batch_progress", "epoch_loop.automatic_optimization.optim_progress"}
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
@@ -23,10 +31,12 @@ class SafeCheckpointIO(TorchCheckpointIO):
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write beside the old file, then take its place."""
-        with replacing(path) as partial:
+        with replacing(path) as partial, partial.open("wb") as stream:  # torch's own writer does not tell why it fails
             try:
-                torch.save(checkpoint, partial)
-            except RuntimeError as error:  # torch's way of saying that a write failed
+                torch.save(checkpoint, stream)
+            except RuntimeError as error:  # about what it could not finish, after the reason
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
                 raise OSError(None, str(error).splitlines()[0]) from error
 
     @override
@@ -43,21 +53,54 @@ class SafeCheckpointIO(TorchCheckpointIO):
 def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
     """A Lightning checkpoint as data; a file that wants to run code is refused."""
     state = read_tensors(path, map_location=map_location)
-    if not isinstance(state, dict) or "state_dict" not in state:
-        raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: it has no state_dict")
+    if not isinstance(state, dict):
+        raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: it holds a {type(state).__name__}")
+    for key, kind in PARTS.items():
+        if not isinstance(state.get(key), kind):
+            raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: it has no {key} as Lightning writes it")
+    if not _is_whole(state):
+        raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: its state is not as Lightning writes it")
     return state
 
 
-def check_resumable(state: Mapping[str, Any], model: nn.Module, settings: Settings) -> None:
-    """Raise if a checkpoint cannot go on with these settings, before anything is written."""
+def _is_whole(state: Mapping[str, Any]) -> bool:
+    """Whether the parts of a checkpoint are what a run with one optimiser and its schedule writes."""
+    optimizers, schedulers, loop = state["optimizer_states"], state["lr_schedulers"], state["loops"].get("fit_loop")
+    nested = [*optimizers, *schedulers, *state["callbacks"].values(), loop]
+    return (
+        all(isinstance(each, dict) for each in nested)
+        and len(optimizers) == len(schedulers) == 1
+        and isinstance(optimizers[0].get("param_groups"), list)
+        and isinstance(optimizers[0].get("state"), dict)
+        and loop.keys() >= PROGRESS
+        and all(isinstance(each, dict) for each in loop.values())
+        and state["epoch"] >= 0
+    )
+
+
+def _kind(weight: Tensor) -> tuple[torch.Size, bool]:
+    return weight.shape, weight.is_floating_point()  # of whatever precision
+
+
+def check_resumable(
+    state: Mapping[str, Any], known: Mapping[str, Any], model: nn.Module, settings: Settings, classes: Sequence[str]
+) -> None:
+    """Raise if a checkpoint and its card cannot go on with these settings, before anything is written."""
     weights, own = model_weights(state), model.state_dict()
-    described, known = describe(model), state.get(CARD_KEY) or {}
-    differs = any(described[key] != known.get(key, described[key]) for key in described)
-    if differs or {key: value.shape for key, value in weights.items()} != {k: value.shape for k, value in own.items()}:
+    described = describe(model)
+    differs = any(described[key] != known.get(key, described[key]) for key in ("model", "attachments"))
+    kinds = [{key: _kind(value) for key, value in each.items()} for each in (weights, own)]
+    if differs or kinds[0] != kinds[1]:
         raise ValueError(
             f"the checkpoint holds another model than {settings.model!r}: resume it with the model and data it "
             "was begun with (--resume FOLDER alone takes them from the folder's config.yaml)"
         )
+    for before, now in zip(known.get("classes", classes), classes, strict=False):
+        if before != now:
+            raise ValueError(
+                f"the run was begun with other classes: {shown(before)} is {shown(now)} in the data now; resume it "
+                "with the data it was begun with"
+            )
     if state["epoch"] + 1 > settings.epochs:
         raise ValueError(
             f"the run is in epoch {state['epoch'] + 1} already: --epochs {settings.epochs} is less than that"

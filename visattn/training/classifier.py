@@ -15,13 +15,13 @@ from torch.distributed.fsdp import fully_shard
 from torchmetrics import Metric
 from typing_extensions import override
 
-from visattn.core.decisions import Decides, policy_term
+from visattn.core.decisions import Decides, policy_term, take_decisions
 from visattn.data.loader import IGNORE
 from visattn.models.patch import Patch
 from visattn.models.weights import CARD_KEY
 from visattn.models.wrapping import NAME, wrappers
 from visattn.training.metrics import Accuracy, Confusion, Mean
-from visattn.training.optimisation import cosine_with_warmup, create_optimizer, new_parts
+from visattn.training.optimisation import apply_recipe, cosine_with_warmup, create_optimizer, new_parts, recipe
 from visattn.training.settings import Settings
 
 CHECK_EVERY = 10  # steps between two looks at the loss; each look makes a GPU wait
@@ -50,6 +50,7 @@ class Classifier(LightningModule):
         self.val_loss = Mean()
         self.confusion = Confusion(num_classes)
         self._checked: list[Tensor] = []
+        self._recipe: list[dict[str, Any]] = []
         self.card: dict[str, Any] = {}
         self.train()
 
@@ -82,6 +83,7 @@ class Classifier(LightningModule):
         image, label = batch["image"], batch["label"]
         if self.mix is not None:
             image, label = self.mix(image, label)
+        take_decisions(self.model)  # of a pass that came to nothing
         logits = self(image)
         mixed = label.ndim == 2  # distributions, already smoothed
         loss = F.cross_entropy(logits, label, label_smoothing=0.0 if mixed else self.settings.label_smoothing)
@@ -141,12 +143,17 @@ class Classifier(LightningModule):
         for metric in metrics.values():
             metric.reset()
 
+    def on_train_start(self) -> None:
+        """Let the settings hold, and not those that the optimiser of a resumed run was saved with."""
+        apply_recipe(self._recipe, self.trainer.optimizers[0], self.trainer.lr_scheduler_configs[0].scheduler)
+
     def configure_optimizers(self) -> Any:
         """The optimiser and its learning rate, step by step."""
         optimizer = create_optimizer(self.model, self.settings)
         steps = int(self.trainer.estimated_stepping_batches)
         warmup = round(self.settings.warmup_epochs * steps / self.settings.epochs)
         schedule = cosine_with_warmup(optimizer, steps=steps, warmup=warmup)
+        self._recipe = recipe(optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 

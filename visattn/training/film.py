@@ -44,7 +44,8 @@ class Film(Callback):
         if epoch % self.every and epoch != trainer.max_epochs:
             return
         with uncompiled(pl_module.model), trainer.precision_plugin.forward_context():  # type: ignore[arg-type]
-            maps = self.look(pl_module.model, self.inputs.to(pl_module.device))  # type: ignore[arg-type]
+            inputs = trainer.precision_plugin.convert_input(self.inputs.to(pl_module.device))
+            maps = self.look(pl_module.model, inputs)  # type: ignore[arg-type]
         if trainer.is_global_zero:
             with replacing(self.folder / "film" / f"epoch_{epoch:04}.npy") as partial, partial.open("wb") as stream:
                 np.save(stream, maps.half().cpu().numpy())
@@ -53,5 +54,15 @@ class Film(Callback):
 
 def read_frames(folder: Path, last: int) -> dict[int, NDArray[np.float32]]:
     """The frames of a run up to an epoch; those that a killed run made after it are left out."""
-    files = {int(file.stem.removeprefix("epoch_")): file for file in sorted((folder / "film").glob("epoch_*.npy"))}
-    return {epoch: np.load(file, allow_pickle=False) for epoch, file in files.items() if epoch <= last}
+    names = {epoch: folder / "film" / f"epoch_{epoch:04}.npy" for epoch in range(1, last + 1)}
+    return {epoch: _frame(file) for epoch, file in names.items() if file.is_file()}
+
+
+def _frame(file: Path) -> NDArray[np.float32]:
+    try:
+        frame = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{str(file)!r} is no frame of a film: delete it ({error})") from None
+    if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype.kind != "f":
+        raise ValueError(f"{str(file)!r} is no frame of a film, heatmaps (B, H, W): delete it")
+    return frame

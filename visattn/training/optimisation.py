@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from timm.optim import create_optimizer_v2, list_optimizers, param_groups_layer_decay, param_groups_weight_decay
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -17,9 +17,12 @@ from visattn.models.wrapping import NAME, plain_name
 from visattn.registry import suggest
 from visattn.training.settings import Settings
 
+AVERAGES = {"exp_avg", "exp_avg_sq", "momentum_buffer"}  # in the state of many optimisers
+
 # One kernel for the whole step, three times as fast on a CPU. SGD's does not know sharded weights, and none of them
 # can be clipped under fp16's loss scaling.
 FUSED = ("adam", "adamw")
+RECIPE = ("initial_lr", "weight_decay", "momentum")  # what settings say about a group of parameters
 
 
 def gains(model: nn.Module) -> Iterator[str]:
@@ -42,6 +45,10 @@ def new_parts(model: nn.Module) -> Iterator[nn.Module]:
     if callable(get := getattr(model, "get_classifier", None)):
         classifier = get()
         yield from classifier if isinstance(classifier, tuple) else (classifier,)
+    else:  # a network of the user's own
+        number = getattr(model, "num_classes", None)
+        linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        yield from [module for module in linear if module.out_features == number][-1:]
     for module in model.modules():
         if NAME in module._modules:
             yield module.get_submodule(NAME)
@@ -92,9 +99,57 @@ def create_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
         raise ValueError("there is nothing to train: every parameter of the model is frozen")
     fused = settings.optimizer.lower() in FUSED and not settings.precision.startswith("16")
     extra: dict[str, Any] = {"fused": True} if fused else {}
-    return create_optimizer_v2(
-        groups, settings.optimizer, settings.lr, settings.weight_decay, settings.momentum, **extra
-    )
+    try:
+        return create_optimizer_v2(
+            groups, settings.optimizer, settings.lr, settings.weight_decay, settings.momentum, **extra
+        )
+    except (AssertionError, ImportError, RuntimeError) as error:  # some want a GPU, or another package
+        raise ValueError(f"--optimizer {settings.optimizer} cannot be used here: {error}") from error
+
+
+def recipe(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What the settings say about every group of parameters."""
+    return [{key: group[key] for key in RECIPE if key in group} for group in optimizer.param_groups]
+
+
+def apply_recipe(recipes: Sequence[Mapping[str, Any]], optimizer: Optimizer, schedule: Any) -> None:
+    """Let a recipe hold from here on, at the present point of the schedule."""
+    schedule.base_lrs = [each["initial_lr"] for each in recipes]
+    for group, each, factor in zip(optimizer.param_groups, recipes, schedule.lr_lambdas, strict=True):
+        group.update(each)
+        group["lr"] = each["initial_lr"] * factor(schedule.last_epoch)
+
+
+def _agree(saved: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Whether a group of parameters is set by the same arguments, pairs where there are pairs."""
+    pairs = [key for key, value in own.items() if isinstance(value, tuple)]
+    return saved.keys() >= own.keys() and all(isinstance(saved[key], tuple) for key in pairs)
+
+
+def _fits(saved: Any, parameter: nn.Parameter | None) -> bool:
+    """Whether the state of a parameter can be its own: averages of its gradient have its shape."""
+    if not isinstance(saved, dict) or any(isinstance(value, str) for value in saved.values()):
+        return False
+    averages = [saved[key] for key in AVERAGES & saved.keys() if isinstance(saved[key], Tensor)]
+    return parameter is None or all(each.shape == parameter.shape for each in averages)
+
+
+def check_optimizer_state(state: Mapping[str, Any], model: nn.Module, settings: Settings) -> None:
+    """Raise if a checkpoint has the state of another optimiser than that of the settings, or for other parameters."""
+    saved, own = state["optimizer_states"][0]["param_groups"], create_optimizer(model, settings).param_groups
+    sizes = [[len(group["params"]) for group in groups] for groups in (saved, own)]
+    # Which number a parameter has is up to whoever wrote the checkpoint: sharded runs number them in the model's order.
+    numbers = [number for group in saved for number in group["params"]]
+    parameters = dict(zip(numbers, (each for group in own for each in group["params"]), strict=False))
+    if (
+        sizes[0] != sizes[1]
+        or not all(_agree(old, new) for old, new in zip(saved, own, strict=True))
+        or not all(_fits(each, parameters.get(key)) for key, each in state["optimizer_states"][0]["state"].items())
+    ):
+        raise ValueError(
+            "the checkpoint has the state of another optimiser, or of one for other parameters: go on with the "
+            "--optimizer, --layer-decay, --new-lr-factor and --freeze-backbone that the run was begun with"
+        )
 
 
 def _faster(groups: Sequence[dict[str, Any]], parts: Iterable[nn.Module], factor: float) -> Iterator[dict[str, Any]]:

@@ -1,31 +1,54 @@
-"""Command line and configuration files to settings, with jsonargparse."""
+"""Command line and configuration files to settings, with jsonargparse.
+
+Files are data. What they name is one of Lightning's own classes or is refused before anything is imported, and the same
+holds on the command line; code of one's own comes in with ``--plugin`` (:mod:`visattn.models.plugins`).
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
-from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, set_parsing_settings
 from lightning.pytorch import Trainer
 
-from visattn.files import configs_folder
+from visattn.files import configs_folder, read_text
+from visattn.models.card import shown
+from visattn.models.plugins import load_plugin
 from visattn.registry import suggest
 from visattn.training.runs import ALONE
 from visattn.training.settings import Settings
 
 # The trainer's arguments that do not fit a run of visattn, and what to do instead.
 MANAGED = {
+    "accumulate_grad_batches": "give --accumulate",
+    "barebones": "a run writes down what it does",
     "default_root_dir": "--out and --name say where a run is written",
+    "devices": "give --devices",
     "enable_checkpointing": "a run always keeps its last and its best epoch",
     "fast_dev_run": "try --epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 2",
+    "gradient_clip_val": "give --clip-grad",
+    "max_epochs": "give --epochs",
+    "num_nodes": "give --num-nodes",
     "overfit_batches": "try --trainer.limit_train_batches 2 --augment none",
+    "precision": "give --precision",
     "use_distributed_sampler": "images are always shared out among the processes",
 }
+
+ABOVE_ZERO = {"check_val_every_n_epoch", "limit_train_batches", "val_check_interval"}
+
+# Where the classes live that a trainer can be given by name.
+CLASSES = (
+    *(f"lightning.pytorch.{kind}" for kind in ("accelerators", "callbacks", "loggers", "plugins", "profilers")),
+    *("lightning.pytorch.strategies", "lightning.fabric.plugins"),
+)
+LARGEST, DEEPEST = 100_000, 20  # bytes and levels of a configuration
 
 
 @dataclass(frozen=True)
@@ -46,7 +69,11 @@ class Request:
         """Everything needed to repeat the run."""
         settings = {key: value for key, value in asdict(self.settings).items() if key not in ("resume",)}
         body = {**settings, **({"trainer": self.trainer_config} if self.trainer_config else {})}
-        return f"# python train.py {' '.join(command)}\n" + yaml.safe_dump(body, sort_keys=False)
+        try:
+            return f"# python train.py {' '.join(' '.join(command).split())}\n" + yaml.safe_dump(body, sort_keys=False)
+        except yaml.representer.RepresenterError as error:
+            name = getattr(error.args[-1], "__qualname__", shown(error.args[-1]))
+            raise ValueError(f"--trainer: {name} cannot be written to a config.yaml") from None
 
 
 def create_parser(prog: str) -> ArgumentParser:
@@ -57,6 +84,7 @@ def create_parser(prog: str) -> ArgumentParser:
         exit_on_error=False,
     )
     parser.add_argument("--config", action="config", help="a file of settings, or the name of one: imagenette")
+    parser.add_argument("--plugin", action="append", default=[], help="code of your own: my_file.py or my.module")
     types = get_type_hints(Settings)
     defaults = Settings()
     for field in fields(Settings):
@@ -73,9 +101,15 @@ def create_parser(prog: str) -> ArgumentParser:
 
 def parse(argv: Sequence[str], prog: str = "train.py") -> Request:
     """Settings from a command line; ``--config`` files first, in order, then flags."""
+    plugins = [load_plugin(name).module for name in _values(argv, "--plugin")]
+    set_parsing_settings(
+        import_path_denylist=["*"],
+        import_path_allowlist=[*CLASSES, *plugins],
+        instantiate_subclass_spec_in_any=False,
+    )
     parser = create_parser(prog)
     defaults = parser.get_defaults()
-    known = set(_keys(defaults.as_dict()))
+    known = set(_keys(defaults.as_dict())) - {"config", "plugin"}
     arguments = list(_with_config_of_resumed_run(list(argv)))
     _check_flags(arguments, known)
     arguments = [_config_path(value) if before == "--config" else value for before, value in _pairs(arguments)]
@@ -83,17 +117,24 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> Request:
         f"--config={_config_path(value.partition('=')[2])}" if value.startswith("--config=") else value
         for value in arguments
     ]
-    for path in _config_files(arguments):
+    for path in map(Path, _values(arguments, "--config")):
         _check_config(path, known)
     try:
         values = parser.parse_args(arguments)
     except ArgumentError as error:
-        message = " ".join(str(error).split())
-        raise ValueError(
-            re.sub(r"Parser key \"([\w.]+)\": Expected a <class '(\w+)'>\.", r"\1: expected \2.", message)
-        ) from None
+        raise ValueError(_one_line(" ".join(str(error).split()))) from None
     chosen = {key: value for key, value in values.trainer.as_dict().items() if value != defaults.trainer.as_dict()[key]}
-    objects = parser.instantiate(Namespace(trainer=Namespace(**{key: values.trainer[key] for key in chosen})))
+    for key in ABOVE_ZERO & chosen.keys():
+        if isinstance(chosen[key], int | float) and not chosen[key] > 0:
+            raise ValueError(f"--trainer.{key} must be above 0, got {chosen[key]}")
+    try:
+        objects = parser.instantiate(Namespace(trainer=Namespace(**{key: values.trainer[key] for key in chosen})))
+    except Exception as error:  # a class of Lightning's, or of a plugin, can refuse its arguments in any way it likes
+        reason = _one_line(" ".join(str(error).split()))[:300]
+        raise ValueError(f"--trainer: {type(error).__name__}: {reason}") from error
+    for field in fields(Settings):
+        if values[field.name] is None and field.default is not None:
+            raise ValueError(f"{field.name} is empty; leave it out for its default, {field.default!r}")
     settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
     return Request(settings, {key: objects.trainer[key] for key in chosen}, chosen)
 
@@ -104,10 +145,14 @@ def devices(value: str) -> Any:
     >>> devices("auto"), devices("2"), devices("[0, 2]")
     ('auto', 2, [0, 2])
     """
-    try:
-        return value if value == "auto" else ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        raise ValueError(f"--devices {value!r}: a number, a list such as '[0, 2]', or auto") from None
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        given = value if value == "auto" else ast.literal_eval(value)
+        which = given if isinstance(given, list) else []
+        if given == "auto" or (type(given) is int and (given > 0 or given == -1)):
+            return given
+        if which and all(type(each) is int and each >= 0 for each in which) and len(set(which)) == len(which):
+            return given
+    raise ValueError(f"--devices {shown(value)}: a number, a list such as '[0, 2]', or auto")
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -130,7 +175,9 @@ def _check_flags(arguments: Sequence[str], known: set[str]) -> None:
         if argument == "-h" or not argument.startswith("-") or _is_number(argument):
             continue
         key = _key(argument)
-        if key in known | {"help", "config"} or key.removeprefix("no_") in known:
+        if key == "trainer":
+            raise ValueError("--trainer has no value of its own: put 'trainer:' into a --config file, or --trainer.…")
+        if key in known | {"help", "config", "plugin"} or key.removeprefix("no_") in known:
             continue
         if any(key.startswith(f"{each}.") for each in known - {"trainer"}):
             continue  # into a dictionary or a class: jsonargparse's business
@@ -164,25 +211,75 @@ def _config_path(name: str) -> str:
     return known[stem]
 
 
-def _config_files(arguments: Sequence[str]) -> Iterator[Path]:
+def _values(arguments: Sequence[str], flag: str) -> Iterator[str]:
+    """What was given with a flag, each time."""
     for before, value in _pairs(arguments):
-        if before == "--config":
-            yield Path(value)
-        elif value.startswith("--config="):
-            yield Path(value.partition("=")[2])
+        if before == flag:
+            yield value
+        elif value.startswith(f"{flag}="):
+            yield value.partition("=")[2]
+
+
+def _one_line(message: str) -> str:
+    """What jsonargparse has to say, in one line that a person understands."""
+    key = re.search(r'Parser key "([\w.]+)"', message)
+    where = f"{key[1]}: " if key else ""
+    if denied := re.search(r"Importing '([^']*)' is not allowed", message):
+        return (
+            f"{where}{denied[1]!r} is none of Lightning's callbacks, loggers, profilers, strategies and plugins; code "
+            "of your own comes in by --plugin on the command line only"
+        )
+    end = r"(?= - Expected a| Given value|$)"
+    problem = re.search(rf"Problem with given class_path '([\w.]+)': (.*?){end}", message)
+    if problem and "Not a valid subclass" not in message:
+        return f"{where}{problem[1].rpartition('.')[2]}: {problem[2]}"[:400]
+    types, given = re.search(r"Subtypes: (\[.*?\]) Errors:", message), re.search(r"Given value: ?(.*)$", message)
+    if key and types and given:
+        names = re.sub(r"<class '([\w.]+)'>", r"\1", types[1][1:-1])
+        names = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", names).replace("NoneType", "nothing")
+        return f"{where}expected {names}; got {given[1][:100] or 'nothing at all'}"
+    kind = r"Parser key \"([\w.]+)\": Expected a (?:<class '(\w+)'>|typing\.Literal(\[.*?\]))\."
+    return re.sub(kind, r"\1: expected \2\3.", message)[:400]
+
+
+def _read_config(path: Path) -> Any:
+    """A file of settings as data: no tags that could name code, no aliases, and not too much of anything."""
+    text, depth = read_text(path, LARGEST), 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+                raise ValueError(
+                    f"{path} has an anchor or alias (line {_line(event)}): settings have to be written out"
+                )
+            if getattr(event, "tag", None) is not None:
+                raise ValueError(f"{path} has a tag, {event.tag!r} (line {_line(event)}): settings are plain values")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise ValueError(f"{path} is nested too deeply (line {_line(event)})")
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())[:300]}") from None
+
+
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
 
 
 def _check_config(path: Path, known: set[str]) -> None:
-    try:
-        values = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    values = _read_config(path)
     if not isinstance(values, dict):
         raise ValueError(f"{path} is not a file of settings, 'key: value' in every line")
+    if "plugin" in values:
+        raise ValueError(f"{path} names a plugin, and a file may not: give --plugin on the command line")
     for key in values:
         if key not in known or "." in str(key):
             raise ValueError(f"unknown key {key!r} in {path}: {_closest(str(key), known)}")
-    for key in values.get("trainer") or {}:
+    trainer = values.get("trainer") or {}
+    if not isinstance(trainer, dict):
+        raise ValueError(f"'trainer' in {path} is {shown(trainer)}, not arguments of Lightning's trainer by name")
+    for key in trainer:
+        if key in MANAGED:
+            raise ValueError(f"'trainer.{key}' in {path} cannot be set there: {MANAGED[key]}")
         if f"trainer.{key}" not in known:
             raise ValueError(f"unknown key 'trainer.{key}' in {path}: {_closest(f'trainer.{key}', known)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
@@ -14,13 +15,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from visattn.counting import count_parameters
 from visattn.data.datamodule import ImageData
+from visattn.data.readers import Source
 from visattn.training.classifier import Classifier
 from visattn.training.runs import Run
 
 P = ParamSpec("P")
 
 # What a person can do something about; anything else is a mistake of ours and shows where it happened.
-PROBLEMS = (ValueError, OSError, FloatingPointError, torch.OutOfMemoryError, MisconfigurationException)
+PROBLEMS = (ValueError, OSError, FloatingPointError, MemoryError, torch.OutOfMemoryError, MisconfigurationException)
+
+
+# How torch says that a CPU has no more memory; it has no exception of its own for that.
+NO_MEMORY = "DefaultCPUAllocator: "
 
 
 def is_first() -> bool:
@@ -50,10 +56,17 @@ def one_line(error: BaseException) -> str:
         return (
             f"the device has not enough memory: lower --batch-size, or --accumulate more ({str(error).split('.')[0]})"
         )
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory: lower --batch-size or --image-size ({' '.join(str(error).split())[:100]})"
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename!r}" if error.filename else ""
         return f"{error.strerror}{where}"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def modules_of(error: BaseException) -> list[str]:
+    """The modules that an error came through, the one that raised it last."""
+    return [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer) -> None:
@@ -66,6 +79,12 @@ def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer
     processes = f" in {trainer.world_size} processes" if trainer.world_size > 1 else ""
     pixels = " x ".join(map(str, data.preparation.size[1:]))
     print(f"{name}, {parameters}, on {settings.data}: {len(source.classes)} classes, {pixels} pixels")
+    if isinstance(source, Source):
+        print(f"{len(source.train):,} images to train on, {len(source.val):,} to validate on")
+        for note in source.notes:
+            print(f"note: {note}")
+    if settings.freeze_backbone and not settings.pretrained and run.checkpoint is None:
+        print("note: --freeze-backbone without --pretrained: the backbone stays as random as it is")
     print(f"{trainer.accelerator.__class__.__name__.removesuffix('Accelerator')}{processes}, writing to {run.folder}/")
     if run.checkpoint is not None:
         print(f"going on from {run.checkpoint}")

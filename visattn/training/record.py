@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +20,46 @@ from visattn.training.runs import Run
 
 METRICS = ("train_loss", "train_top1", "val_loss", "val_top1", "val_top5")
 COLUMNS = ("epoch", "step", *METRICS, "lr", "images_per_second", "seconds")
-MONITOR = "val_top1"
 
 
 class Record(Checkpoint):
     """Writes ``metrics.csv``, ``confusion.csv``, ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt``.
 
-    Best is the first epoch with the highest validation accuracy. Each file is replaced at once, and the rows are part
+    Best is the epoch with the highest validation accuracy, of equal ones that with the lowest loss, and of equal ones
+    the last. Each file is replaced at once, and the rows are part
     of the checkpoint, so that whenever a run is killed it goes on from the end of an epoch as if nothing had happened.
 
     Args:
         run: where to write.
         tell: called on the first process with an epoch's row, the number of epochs, and whether it is the best so far.
+        patience: end the run after so many epochs without a better one.
     """
 
-    def __init__(self, run: Run, tell: Callable[[dict[str, Any], int | None, bool], None]) -> None:
+    def __init__(
+        self, run: Run, tell: Callable[[dict[str, Any], int | None, bool], None], patience: int | None = None
+    ) -> None:
         super().__init__()
         self.run = run
         self.tell = tell
+        self.patience = patience
         self.rows: list[dict[str, Any]] = []
-        self.best = -1.0
+        self._best_is_lost = False
 
     def state_dict(self) -> dict[str, Any]:
         """Rows so far."""
-        return {"rows": self.rows, "best": self.best}
+        return {"rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on after these."""
-        self.rows, self.best = state_dict["rows"], state_dict["best"]
+        rows = state_dict.get("rows")
+        if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
+            raise ValueError("the checkpoint's table of epochs is not what a run writes: it cannot be resumed")
+        self.rows = rows
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock; a run resumed within an epoch does not start that epoch."""
+        self._best_is_lost = not self.run.best.is_file()  # of a run that is resumed: the next one is the best there is
         self._start_clock()
 
     @override
@@ -94,18 +103,20 @@ class Record(Checkpoint):
                 "seconds": now - self._began,
             }
         )
-        score = self.rows[-1][MONITOR]
-        validated = score is not None
-        improved = score > self.best if validated else self.best < 0  # the last one, as long as none is validated
-        if improved and validated:
-            self.best = score
+        improved = self._best_is_lost or best_row(self.rows) is self.rows[-1]
+        self._best_is_lost = False
+        validated = self.rows[-1]["val_top1"] is not None
+        if validated and self.patience is not None and epochs_without_a_better_one(self.rows) >= self.patience:
+            trainer.should_stop = True
         matrix = pl_module.confusion.compute() if validated else None  # type: ignore[operator, union-attr]
         trainer.save_checkpoint(self.run.best if improved else self.run.last)
         if trainer.is_global_zero:
             if improved:
                 _duplicate(self.run.best, self.run.last)
                 if matrix is not None:
-                    _write_rows(self.run.folder / "confusion.csv", matrix.tolist())
+                    names = trainer.datamodule.source.names  # type: ignore[attr-defined]
+                    rows = [[name, *row] for name, row in zip(names, matrix.tolist(), strict=True)]
+                    _write_rows(self.run.folder / "confusion.csv", [["truth", *names], *rows])
             _write_rows(
                 self.run.folder / "metrics.csv", [COLUMNS, *([row[key] for key in COLUMNS] for row in self.rows)]
             )
@@ -113,10 +124,38 @@ class Record(Checkpoint):
         trainer.strategy.barrier()
 
 
+def quality(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Validation accuracy, and loss where that is equal: the larger, the better; without validation all are equal."""
+    accuracy, loss = row["val_top1"], row["val_loss"]
+    return -1 if accuracy is None else accuracy, -math.inf if loss is None or math.isnan(loss) else -loss
+
+
+def best_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row of the best epoch, the last of equal ones."""
+    return max(reversed(rows), key=quality)
+
+
+def epochs_without_a_better_one(rows: Sequence[Mapping[str, Any]]) -> int:
+    """How many epochs there were after the best one, the first of equal ones.
+
+    >>> epochs_without_a_better_one([{"val_top1": 0.9, "val_loss": loss} for loss in (0.7, 0.5, 0.5, 0.6)])
+    2
+    """
+    return len(rows) - 1 - rows.index(max(rows, key=quality))
+
+
 def read_rows(run: Run) -> list[dict[str, Any]]:
     """The rows of ``metrics.csv``."""
-    with (run.folder / "metrics.csv").open(newline="") as stream:
-        return [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(stream)]
+    path = run.folder / "metrics.csv"
+    try:
+        with path.open(newline="") as stream:
+            return [{key: _number(row[key]) for key in COLUMNS} for row in csv.DictReader(stream)]
+    except (ValueError, KeyError, AttributeError, csv.Error) as error:
+        raise ValueError(f"{str(path)!r} is not a table of epochs ({type(error).__name__}: {error})") from None
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, dict) and row.keys() == set(COLUMNS)
 
 
 def _number(text: str) -> float | None:
@@ -133,5 +172,5 @@ def _duplicate(source: Path, target: Path) -> None:
 
 
 def _write_rows(path: Path, rows: list[Any]) -> None:
-    with replacing(path) as partial, partial.open("w", newline="") as stream:
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as stream:
         csv.writer(stream).writerows(rows)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +62,7 @@ class Run:
 
 
 def start(run: Run, config: str) -> None:
-    """Make the folder and note the settings in it, below the commands of a run that is resumed."""
+    """Note the settings in the folder, below the commands of a run that is resumed."""
     path = run.folder / "config.yaml"
     before = path.read_text().splitlines() if path.is_file() else []
     commands = [line for line in before if line.startswith("#")]
@@ -99,13 +102,37 @@ def find_run(settings: Settings, config: str) -> Run:
     if settings.resume is not None:
         return _named(Path(settings.resume))
     folder = out / name
-    taken = [version for version in _versions(out, name) if version.exists()]
+    taken = [version for version in _versions(out, name) if os.path.lexists(version)]
     own = [Run(version) for version in taken if slurm.is_restarted() and _is_own(version, config)]
     if own:
         return Run(own[-1].folder, own[-1].last if own[-1].last.is_file() else None)
     if taken:
         folder = out / f"{name}-run{_number(taken[-1], name) + 1}"
     return Run(folder)
+
+
+@contextmanager
+def claimed(settings: Settings, config: str) -> Iterator[Run]:
+    """The run of `find_run` with its folder made, so that runs that start at once have one each.
+
+    If it comes to an error inside, folders that were made and are still empty are taken away again.
+    """
+    while True:
+        run = find_run(settings, config)
+        made = [folder for folder in (run.folder, *run.folder.parents) if not os.path.lexists(folder)]
+        try:
+            run.folder.mkdir(parents=True, exist_ok=run.folder not in made)
+            break
+        except FileExistsError:
+            if run.folder not in made:  # a file is in the way
+                raise
+    try:
+        yield run
+    except BaseException:
+        with suppress(OSError):
+            for folder in made:
+                folder.rmdir()
+        raise
 
 
 def _is_own(folder: Path, config: str) -> bool:

@@ -12,13 +12,16 @@ from lightning.pytorch import Trainer
 def job() -> str | None:
     """The job's number as ``scontrol`` knows it, if this is one."""
     if "SLURM_ARRAY_JOB_ID" in os.environ:
-        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ.get('SLURM_ARRAY_TASK_ID', '0')}"
     return os.environ.get("SLURM_JOB_ID")
 
 
 def is_restarted() -> bool:
     """Whether SLURM has run this job before."""
-    return int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+    count = os.environ.get("SLURM_RESTART_COUNT", "0")
+    if not count.isdecimal():
+        raise ValueError(f"SLURM_RESTART_COUNT is {count!r}, not a number")
+    return int(count) > 0
 
 
 def requeue_signal(trainer: Trainer) -> int | None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 from typing_extensions import override
@@ -22,12 +23,13 @@ from visattn.training.checkpoints import SafeCheckpointIO, load_checkpoint
 from visattn.training.interruption import Interruption, take_over
 from visattn.training.parsing import devices
 from visattn.training.progress import TrainingProgress
-from visattn.training.record import MONITOR, Record
+from visattn.training.record import Record
 from visattn.training.runs import Run
 from visattn.training.settings import Settings
 from visattn.training.signals import Signals
 
 SHARDED = "fsdp"
+MOST_DEVICES = 1024  # of one machine
 
 
 class Sharding(ModelParallelStrategy):
@@ -70,19 +72,21 @@ def create_trainer(
     own: list[Callback] = [
         *([progress] if extra.get("enable_progress_bar", True) else []),
         *([] if loggers is False else [LearningRateMonitor("step")]),
-        *_recipe(settings),
+        *([] if settings.ema is None else [Averaging(settings.ema)]),
         *callbacks,
         Interruption(run, signals),
-        Record(run, progress.finish_epoch),
+        Record(run, progress.finish_epoch, settings.patience),
     ]
     theirs = extra.pop("callbacks", None)
     plugins = extra.pop("plugins", None)
+    if isinstance(extra.get("strategy"), str):
+        raise ValueError(f"'--trainer.strategy' takes a class: give --strategy {extra['strategy']}")
     gpu = extra.get("accelerator", "auto") in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     if gpu:
         torch.set_float32_matmul_precision(settings.matmul_precision)
     arguments = {
         "max_epochs": settings.epochs,
-        "devices": devices(settings.devices),
+        "devices": _devices(settings.devices),
         "num_nodes": settings.num_nodes,
         "strategy": settings.strategy,
         "precision": settings.precision,
@@ -99,15 +103,28 @@ def create_trainer(
     }
     if arguments["strategy"] == SHARDED:
         arguments["strategy"] = Sharding(save_distributed_checkpoint=False)  # any number of processes can load it
-    trainer = Trainer(
-        callbacks=[*own, *_others(theirs)],
-        logger=loggers is not False
-        and [TensorBoardLogger(run.folder, name="tensorboard", version=""), *_others(loggers)],
-        plugins=[SafeCheckpointIO(), *_others(plugins)],
-        **arguments,
-    )
+    try:
+        trainer = Trainer(
+            callbacks=[*own, *_others(theirs)],
+            logger=loggers is not False
+            and [TensorBoardLogger(run.folder, name="tensorboard", version=""), *_others(loggers)],
+            plugins=[SafeCheckpointIO(), *_others(plugins)],
+            **arguments,
+        )
+    except (TypeError, ImportError, RuntimeError) as error:  # what is not to be had on this machine
+        raise ValueError(f"Lightning's trainer cannot be set up like this: {error}") from error
+    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+        raise ValueError(f"--strategy {settings.strategy} copies a process that has begun, which cannot be: give ddp")
     take_over(trainer, signals)
     return trainer
+
+
+def _devices(given: str) -> Any:
+    """How many, or which ones; Lightning would start any number of processes."""
+    value = devices(given)
+    if isinstance(value, int) and value > MOST_DEVICES:
+        raise ValueError(f"--devices must be at most {MOST_DEVICES}, got {value}")
+    return value
 
 
 def _others(given: Any) -> list[Any]:
@@ -115,15 +132,6 @@ def _others(given: Any) -> list[Any]:
     if given is None or given is True:
         return []
     return given if isinstance(given, list) else [given]
-
-
-def _recipe(settings: Settings) -> list[Callback]:
-    callbacks: list[Callback] = []
-    if settings.ema is not None:
-        callbacks.append(Averaging(settings.ema))
-    if settings.patience is not None:
-        callbacks.append(EarlyStopping(MONITOR, mode="max", patience=settings.patience, check_on_train_epoch_end=True))
-    return callbacks
 
 
 def quiet() -> None:

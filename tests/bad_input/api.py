@@ -1,0 +1,240 @@
+"""Wrong arguments in Python."""
+
+import numpy as np
+import timm
+import torch
+from torch import nn
+
+import visattn
+from tests.bad_input.case import Call
+from visattn.core import Attention, entmax15, scopes, scores, sigmoid, sparsemax
+from visattn.hard import RAM, glimpse, policy_term
+
+TOKENS = torch.zeros(2, 5, 8)
+
+
+def resnet(classes=5):
+    return timm.create_model("test_resnet", num_classes=classes)
+
+
+def create(*arguments, **options):
+    return lambda: visattn.create_model(*arguments, **options)
+
+
+def attend(*tokens, **options):
+    return lambda: Attention(8, **options)(*tokens)
+
+
+def attach(block, at="layer1", **options):
+    """Refused, and the network is as it was."""
+
+    def do():
+        model = resnet().eval()
+        keys = list(model.state_dict())
+        try:
+            visattn.attach(model, block, at, **options)
+        finally:
+            assert list(model.state_dict()) == keys
+            assert not visattn.attachments(model)
+
+    return do
+
+
+def load(change):
+    """Refused, and no weight has changed."""
+
+    def do():
+        model, state = resnet(), resnet().state_dict()
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        try:
+            visattn.load_state_dict(model, change(state))
+        finally:
+            assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+    return do
+
+
+def save(model=resnet, **options):
+    return lambda: visattn.save_model(model(), "nowhere", **options)
+
+
+def look(images, *, method="forward"):
+    return lambda: getattr(RAM(size=4, glimpses=2).eval(), method)(images)
+
+
+class Twice(nn.Module):
+    """Two maps instead of one."""
+
+    def forward(self, x):
+        """The map and the map."""
+        return x, x
+
+
+def broken(channels):
+    convolution = nn.Conv2d(channels, channels, 1)
+    nn.init.constant_(convolution.weight, torch.nan)
+    return convolution
+
+
+NO_NETWORKS = [None, "test_resnet", 5, [nn.Identity()], nn.Linear]
+TAKE_NETWORKS = {
+    "attachments": visattn.attachments,
+    "detach": visattn.detach,
+    "load_state_dict": lambda model: visattn.load_state_dict(model, {}),
+    "save_model": lambda model: visattn.save_model(model, "nowhere"),
+    "list_methods": visattn.list_methods,
+}
+
+CASES = [
+    Call("unknown block", lambda: visattn.create_block("cbma", 8), "did you mean 'cbam'"),
+    *(
+        Call(
+            f"blocks like {value!r}",
+            lambda value=value: visattn.list_blocks(value),
+            "pattern is a name or a glob",
+            TypeError,
+        )
+        for value in (None, 5, ["se"], b"se")
+    ),
+    *(
+        Call(
+            f"blocks of the family {value!r}",
+            lambda value=value: visattn.list_blocks(family=value),
+            "unknown block family",
+        )
+        for value in (5, ["channel"], b"channel")
+    ),
+    Call("channels twice", lambda: visattn.create_block("se", 8, channels=8), "has no argument 'channels'", TypeError),
+    Call("a block's name twice", lambda: visattn.create_block("se", 8, name="x"), "has no argument 'name'", TypeError),
+    Call("block in capitals", lambda: visattn.create_block("SE", 8), "unknown block 'SE': did you mean 'se'"),
+    Call("block in bytes", lambda: visattn.create_block(b"se", 8), "unknown block b'se': did you mean 'se'"),
+    Call("channels in a list", lambda: visattn.create_block("se", np.array([8, 8])), "a positive number of channels"),
+    *(
+        Call(f"model named {value!r}", create(value), "name is that of a model", TypeError)
+        for value in (None, 5, b"resnet18")
+    ),
+    Call("attention of no type", create("resnet18", attn=3), "unknown attention 3"),
+    Call(
+        "a model's unknown start",
+        create("test_resnet", attn="se", init="zero"),
+        "init is 'identity' or 'paper', got 'zero'",
+    ),
+    *(
+        Call(
+            f"attention options {value!r}",
+            create("resnet18_se", attn_options=value),
+            "attn_options are options by name",
+            TypeError,
+        )
+        for value in ([1], "rd_ratio=1", {1: 1})
+    ),
+    *(
+        Call(f"{value!r} classes", create("test_resnet", num_classes=value), "num_classes is a whole number from 0 up")
+        for value in (-1, "3", 3.0, True)
+    ),
+    *(
+        Call(f"{value!r} colours", create("test_resnet", in_chans=value), "in_chans is a whole number from 1 up")
+        for value in (0, -3, "3", 1.5)
+    ),
+    *(
+        Call(f"{name} of {value!r}", lambda do=do, value=value: do(value), "network", TypeError)
+        for name, do in TAKE_NETWORKS.items()
+        for value in NO_NETWORKS
+    ),
+    *(
+        Call(f"attend to {value!r}", attend(value), "query is a tensor (..., tokens, features)", TypeError)
+        for value in (None, [1.0], np.zeros((2, 5, 8)), torch.zeros(8))
+    ),
+    Call("a list of keys", attend(TOKENS, [1.0]), "key is a tensor (..., tokens, features), got list", TypeError),
+    Call(
+        "values that heads do not divide",
+        attend(TOKENS, TOKENS, torch.zeros(2, 5, 7), heads=2),
+        "2 heads do not divide values",
+    ),
+    *(
+        Call(f"score {value!r}", attend(TOKENS, score=value), "score is a name, or a Score", TypeError)
+        for value in (None, 3, scores.Dot)
+    ),
+    *(
+        Call(f"scope {value!r}", attend(TOKENS, scope=value), "scope is a name, or a Scope", TypeError)
+        for value in (None, 3, scopes.Local)
+    ),
+    *(
+        Call(
+            f"distribution {value!r}",
+            attend(TOKENS, distribution=value),
+            "a distribution is a name or a function",
+            TypeError,
+        )
+        for value in (None, 3, nn.Softmax)
+    ),
+    Call("a score of locations by name", attend(TOKENS, score="location"), "has a fixed number of keys"),
+    *(
+        Call(
+            f"{each.__name__} of whole numbers",
+            lambda each=each: each(torch.tensor([1, 2])),
+            "energies are floating-point",
+            TypeError,
+        )
+        for each in (sigmoid, sparsemax, entmax15)
+    ),
+    Call("ram on nothing", look(torch.zeros(2, 1, 0, 8)), "ram was built for images (B, 1, H, W), got (2, 1, 0, 8)"),
+    Call(
+        "ram on bytes", look(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)), "images of floating-point numbers", TypeError
+    ),
+    Call(
+        "paths on colours", look(torch.zeros(2, 3, 8, 8), method="fixations"), "ram was built for images (B, 1, H, W)"
+    ),
+    Call(
+        "a glimpse of nothing",
+        lambda: glimpse(torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 2), size=0),
+        "of at least one",
+    ),
+    *(
+        Call(
+            f"reward {value!r}", lambda value=value: policy_term(RAM(), value), "the reward is a tensor (B,)", TypeError
+        )
+        for value in (None, 1.0, [1, 0])
+    ),
+    Call("reward for no network", lambda: policy_term(None, torch.ones(2)), "policy_term takes a network", TypeError),
+    Call("a block that is None", attach(lambda channels: None), "the function returned a NoneType", TypeError),
+    Call(
+        "a block that widens",
+        attach(lambda channels: nn.Conv2d(channels, 1 + channels, 1)),
+        "a map of the shape it was given",
+    ),
+    Call("a block that shrinks", attach(lambda channels: nn.MaxPool2d(2)), "a map of the shape it was given"),
+    Call("a block that returns two", attach(lambda channels: Twice()), "this one: a tuple"),
+    Call("a block of NaN", attach(broken), "not finite (NaN or infinite), even before training"),
+    Call("places in a set", attach("se", {"layer1"}), "at is a name, or a list of names", TypeError),
+    Call(
+        "places with commas",
+        attach("se", "layer1,layer2"),
+        "no 'layer1,layer2' here: did you mean 'layer2' or 'layer1'",
+    ),
+    Call("places in capitals", attach("se", "Layer1"), "no 'Layer1' here: did you mean 'layer1'"),
+    Call("one place of two", attach("se", ["layer1", "layer9"]), "no 'layer9' here"),
+    Call("an example in grey", attach("se", example=torch.zeros(1, 1, 64, 64)), "example= does not fit it"),
+    Call(
+        "sparse weights",
+        load(lambda state: {**state, "fc.weight": state["fc.weight"].to_sparse()}),
+        "without numbers (sparse",
+    ),
+    Call(
+        "weights without numbers",
+        load(lambda state: {key: value.to("meta") for key, value in state.items()}),
+        "without numbers",
+    ),
+    Call("one weight without", load(lambda state: {**state, "fc.bias": None}), "no tensors: 1 (fc.bias)"),
+    Call(
+        "one weight of one number", load(lambda state: {**state, "fc.bias": torch.zeros(1)}), "fc.bias ((1,), not (5,))"
+    ),
+    Call("names one by one", save(classes=(name for name in "abcde")), "classes are names in order, a list", TypeError),
+    Call("a number for names", save(classes=5), "classes are names in order, a list", TypeError),
+    *(
+        Call(
+            f"arguments {value!r}", save(arguments=value), "arguments are those of timm.create_model by name", TypeError
+        )
+        for value in ([1], "drop_rate=0.1")
+    ),
+]

@@ -1,0 +1,59 @@
+"""Networks, places and checkpoints that do not fit."""
+
+import timm
+import torch
+from torch import nn
+
+import visattn
+from tests.bad_input.case import Call
+
+
+def network() -> nn.Module:
+    return timm.create_model("test_resnet", num_classes=2)
+
+
+def attach(*arguments, **options):
+    return lambda: visattn.attach(network(), *arguments, **options)
+
+
+def load(state):
+    return lambda: visattn.load_state_dict(network(), state)
+
+
+class Lazy(nn.Module):
+    """A network whose shapes come with the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.LazyConv2d(8, 3), nn.ReLU())
+
+    def forward(self, x):
+        """Features."""
+        return self.layers(x)
+
+
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return network()
+
+
+CASES = [
+    Call("attach to no network", lambda: visattn.attach(5, "se"), "attach takes a network, got int", TypeError),
+    Call("detach from no network", lambda: visattn.detach(5), "takes a network, got int", TypeError),
+    Call("attach to a lazy network", lambda: visattn.attach(Lazy(), "se"), "has no shape yet (a lazy module)"),
+    Call("attach to a place of no type", attach("se", at=5), "at is a name, or a list of names", TypeError),
+    Call("attach to places of no type", attach("se", at=[5]), "at is a name, or a list of names", TypeError),
+    Call("attach a block of no type", attach(5), "a block is a name or a function", TypeError),
+    Call("attach no block", attach(None), "a block is a name or a function", TypeError),
+    Call("start in no known way", attach("se", init="zero"), "init is 'identity' or 'paper', got 'zero'"),
+    Call("start in a list of ways", attach("se", init=["paper"]), "init is 'identity' or 'paper'"),
+    Call("an example of no type", attach("se", example=5), "example is a batch of images (B, C, H, W)", TypeError),
+    Call("an example of one number", attach("se", example=torch.zeros(())), "example is a batch of images", TypeError),
+    Call("load a list", load([]), "a state dict is a dictionary of tensors by name, got list", TypeError),
+    Call("load nothing", load({}), "this is no state dict, a dictionary of tensors by name: it is empty"),
+    Call(
+        "load numbers", load({"epoch": 5}), "this is no state dict, a dictionary of tensors by name: 'epoch' is a int"
+    ),
+    Call("load other weights", load({"a": torch.zeros(1)}), "does not fit the model, which stays as it was: missing"),
+    Call("load into nothing", lambda: visattn.load_state_dict(on_meta(), network().state_dict()), "on the meta device"),
+]

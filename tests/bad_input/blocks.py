@@ -1,0 +1,95 @@
+"""Wrong names and numbers of blocks and of attention."""
+
+import numpy as np
+import torch
+from torch import nn
+
+import visattn
+from tests.bad_input.case import Call
+from visattn.core import Attention, MultiHeadAttention, scopes, scores
+from visattn.hard import RAM, Scout
+
+
+def register(name, factory=nn.Identity, family="channel", paper="p"):
+    return lambda: visattn.register_block(name, family=family, paper=paper)(factory)
+
+
+def build(name, channels=16, **options):
+    return lambda: visattn.create_block(name, channels, **options)
+
+
+NAME = "letters, digits and single underscores"
+NOT_CHANNELS = [0, -3, 8.0, "8", None, True, float("nan"), np.float64(8), np.bool_(True), [8]]
+BAD_OPTIONS = [
+    ("se", "rd_ratio", float("nan"), "needs rd_ratio to be a number, got nan"),
+    ("se", "rd_ratio", "1/16", "needs rd_ratio to be a number, got '1/16'"),
+    ("se", "rd_ratio", -1, "rd_ratio must be above zero"),
+    ("se", "bias", "no", "needs bias to be True or False, got 'no'"),
+    ("eca", "kernel_size", 3.0, "needs kernel_size to be a whole number, got 3.0"),
+    ("eca", "kernel_size", True, "needs kernel_size to be a whole number, got True"),
+    ("bam", "dilation", 0, "bam needs dilation above zero, got 0"),
+    ("coord", "rd_min", 0, "rd_min must be at least one, got 0"),
+    ("sk", "groups", 0, "0 groups do not divide 16 channels"),
+    ("sk", "groups", 5, "5 groups do not divide 16 channels"),
+    ("splat", "radix", 0, "splat needs radix above zero, got 0"),
+    ("splat", "groups", -1, "splat needs groups above zero, got -1"),
+    ("mhsa", "size", 0, "mhsa needs size above zero, got 0"),
+    ("mhsa", "heads", "4", "needs heads to be a whole number, got '4'"),
+    ("gct", "eps", -1.0, "gct needs eps above zero, got -1.0"),
+    ("simam", "lam", float("inf"), "needs lam to be a number, got inf"),
+    ("ge", "extent", 1.5, "needs extent to be a whole number, got 1.5"),
+    ("ge_theta", "size", 0, "size is the height and width of a map, got 0"),
+    ("ge_theta", "size", (7, 7, 7), "size is the height and width of a map"),
+    ("ge_theta", "size", (7.5, 7), "needs size to be a whole number, got 7.5"),
+    ("hard", "glimpses", float("nan"), "needs glimpses to be a whole number or a number, got nan"),
+    ("hard", "glimpses", True, "needs glimpses to be a whole number or a number, got True"),
+    ("hard", "window", 2.0, "needs window to be a whole number, got 2.0"),
+    ("hard", "policy_weight", float("nan"), "needs policy_weight to be a number, got nan"),
+    ("hard_topk", "samples", 10.5, "needs samples to be a whole number, got 10.5"),
+]
+
+
+def train_on_one(name, side=1, **options):
+    return lambda: visattn.create_block(name, 16, **options).train()(torch.randn(1, 16, side, side))
+
+
+CASES = [
+    *(Call(f"block named {name!r}", register(name), NAME)
+      for name in ("", 5, None, " ", "a b", "a.b", "a/b", "_a", "a_", "a__b", "ä", "a\n", nn.Identity)),
+    Call("block named as a model", register("resnet50"), "cannot be named 'resnet50': timm has a model 'resnet50'"),
+    Call("block named as an ending", register("gn"), "cannot be named 'gn': timm has a model"),
+    Call("block named as patch attention", register("cosine"), "attention inside vision transformers"),
+    Call("block named patch", register("patch"), "attention inside vision transformers"),
+    Call("block of no family", register("new", family=None), "unknown block family None"),
+    Call("block of a list of families", register("new", family=["channel"]), "unknown block family"),
+    Call("block without paper", register("new", paper=""), "needs a paper"),
+    Call("block with a number for a paper", register("new", paper=2017), "needs a paper"),
+    Call("block that is a number", register("new", factory=5), "needs a class, or a function", TypeError),
+    Call("block that is built", register("new", factory=nn.Identity()), "needs a class, or a function", TypeError),
+    Call("no block's name", build(5), "unknown block 5"),
+    Call("list of blocks", build(["se"]), "unknown block ['se']"),
+    *(Call(f"{value!r} channels", build("se", value), "needs a positive number of channels") for value in NOT_CHANNELS),
+    *(Call(f"{name} {option}={value!r}", build(name, **{option: value}), says)
+      for name, option, value, says in BAD_OPTIONS),
+    *(Call(f"one number for {name}", train_on_one(name), f"the batch norm of block {name!r} sees one number")
+      for name in ("bam", "cbam", "ge_theta", "nonlocal_dot", "residual", "sk", "spatial", "splat", "srm", "triplet")),
+    *(Call(f"one image for {name}", train_on_one(name, 7, **options), "batches of two or more")
+      for name, options in [("bam", {}), ("sk", {}), ("splat", {}), ("srm", {}), ("ge_theta", {"size": 7})]),
+    Call("attention without heads", lambda: Attention(8, heads=0), "Attention needs heads above zero, got 0"),
+    Call("attention with half a head", lambda: Attention(8, heads=1.5), "needs heads to be a whole number, got 1.5"),
+    Call("attention of nothing", lambda: Attention(0), "Attention needs query_dim above zero, got 0"),
+    Call("attention of text", lambda: Attention("8"), "needs query_dim to be a whole number, got '8'"),
+    Call("many heads", lambda: MultiHeadAttention(8.0, heads=2), "needs dim to be a whole number, got 8.0"),
+    Call("a score of nothing", lambda: scores.Dot(-1), "Dot needs query_dim above zero, got -1"),
+    Call("a kernel without width", lambda: scores.Gaussian(4, width=float("nan")), "needs width to be a number"),
+    Call("a narrow kernel", lambda: scores.Boxcar(4, width=0), "a kernel needs width above zero, got 0"),
+    Call("nothing hidden", lambda: scores.Additive(4, hidden=0), "Additive needs hidden above zero, got 0"),
+    Call("no keys", lambda: scores.Location(4, num_keys=0), "Location needs num_keys above zero, got 0"),
+    Call("a negative radius", lambda: scopes.Local(-1), "a radius cannot be negative, got -1"),
+    Call("a window of nothing", lambda: scopes.Window2d(0), "Window2d needs size above zero, got 0"),
+    Call("ram with half a glimpse", lambda: RAM(glimpses=2.5), "RAM needs glimpses to be a whole number, got 2.5"),
+    Call("ram with no sigma", lambda: RAM(sigma=float("nan")), "RAM needs sigma to be a number, got nan"),
+    Call("ram with a truth for classes", lambda: RAM(True), "RAM needs num_classes to be a whole number, got True"),
+    Call("scout of half a pixel", lambda: Scout(size=64.5), "Scout needs size to be a whole number, got 64.5"),
+    Call("ram without channels", lambda: RAM(in_chans=0), "ram needs in_chans of at least one, got 0"),
+]  # fmt: skip

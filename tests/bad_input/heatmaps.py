@@ -1,0 +1,66 @@
+"""Wrong questions about what a model looks at."""
+
+import shutil
+from pathlib import Path
+
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+
+import visattn
+from tests.bad_input.case import Call, Command
+from visattn.files import to_json
+
+
+def explain(method: str = "gradcam", *, name: str = "test_resnet", number: int = 3, **options: object) -> object:
+    return visattn.explain(timm.create_model(name, num_classes=number), torch.zeros(1, 3, 64, 64), method, **options)
+
+
+def encoder(folder: Path) -> None:
+    visattn.save_model(timm.create_model("test_resnet", num_classes=0), folder / "encoder")
+
+
+def broken(folder: Path) -> None:
+    shutil.copytree(folder / "model", folder / "broken")
+    tensors = load_file(folder / "broken" / "model.safetensors")
+    save_file({key: value.new_full(value.shape, torch.nan) if value.is_floating_point() else value
+               for key, value in tensors.items()}, folder / "broken" / "model.safetensors")  # fmt: skip
+
+
+def website(folder: Path) -> None:
+    (folder / "site").mkdir()
+    (folder / "site" / "index.html").write_text("mine")
+
+
+def foreign_manifest(folder: Path) -> None:
+    (folder / "site").mkdir()
+    (folder / "site" / "manifest.json").write_text('{"name": "a web application"}')
+
+
+CASES = [
+    Call("number of a layer", lambda: explain(layer=3), "layer is the name of a module, such as", TypeError),
+    Call("list of layers", lambda: explain(layer=["layer1"]), "layer is the name of a module", TypeError),
+    Call("class method without classes", lambda: explain(number=0), "it explains a class, and the model has none"),
+    Call("target without classes", lambda: explain("eigencam", number=0, target=3), "the model has no classes"),
+    Call("names without classes", lambda: explain("edge", number=0, classes=["a"]), "1 names for the 0 classes"),
+    Call("NaN in JSON", lambda: to_json({"share": float("nan")}), "not finite (NaN or infinite)"),
+    Command("predict --weights encoder --image a.png", "the model has no classes", prepare=encoder),
+    Command("heatmap --weights encoder --image a.png --method gradcam", "the model has none", prepare=encoder),
+    Command("heatmap --weights encoder --image a.png --target 3", "the model has no classes", prepare=encoder),
+    Command("heatmap --weights broken --image a.png", "are not finite", prepare=broken),
+    Command("predict --weights broken --image a.png --json", "are not finite", prepare=broken),
+    Command("heatmap --weights model --image a.png --out site", "did not make ('index.html')", prepare=website),
+    Command(
+        "heatmap --weights model --image a.png --out site", "did not make ('manifest.json')", prepare=foreign_manifest
+    ),
+    Command("heatmap --weights model --image a.png --out a.png", "--out: cannot write to 'a.png'"),
+    Command("heatmap --weights model --image a.png --out /dev/null", "--out: cannot write to '/dev/null'"),
+    Command("heatmap --weights model --image a.png --device meta", "device 'meta' cannot be used"),
+    Command("heatmap --weights model --image a.png --device xla", "device 'xla' cannot be used"),
+    Command("heatmap --weights model --image a.png --device CPU", "device 'CPU' cannot be used"),
+    Command("heatmap --weights model --image a.png --method ' , '", "--method is empty"),
+    Command("heatmap --weights model --image a.png --heads 1.5", "--heads are numbers or all, got '1.5'"),
+    Command("heatmap --weights model --image a.png --target cat,dog", "unknown class 'cat,dog': did you mean"),
+    Command("heatmap --weights model --image a.png --target -1", "unknown class '-1'"),
+    Command("heatmap --weights model --image a.png --out photos", "did not make ('cat' and 1 more)"),
+]

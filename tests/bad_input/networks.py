@@ -1,0 +1,200 @@
+"""Networks that cannot be looked into, and images that are none."""
+
+import numpy as np
+import timm
+import torch
+from PIL import Image
+from torch import nn
+
+import visattn
+from tests.bad_input.case import Call
+from visattn.heatmaps import attention_heads, relate
+
+IMAGES = torch.zeros(2, 3, 64, 64)
+
+
+class Returning(nn.Module):
+    """A classifier whose answer is changed, or lost."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.model = timm.create_model("test_resnet", num_classes=3)
+        self.change = change
+
+    def forward(self, x):
+        """What the change makes of the logits."""
+        return self.change(self.model(x))
+
+
+class Asking(nn.Module):
+    """A network that wants more than images."""
+
+    def forward(self, x, y):
+        """Nothing in particular."""
+        return x + y
+
+
+def raising(error):
+    def change(logits):  # noqa: ARG001
+        raise error
+
+    return Returning(change)
+
+
+def vit():
+    return timm.create_model("test_vit", num_classes=3)
+
+
+def explain(model, method="gradcam", images=IMAGES, **options):
+    return lambda: visattn.explain(model(), images, method, **options)
+
+
+def classifier(**options):
+    return explain(lambda: timm.create_model("test_resnet", num_classes=3), **options)
+
+
+def attention(**options):
+    return explain(vit, "attention", torch.zeros(1, 3, 32, 32), **options)
+
+
+REFUSALS = [error("boom") for error in (KeyError, IndexError, AttributeError, ZeroDivisionError, AssertionError)]
+REFUSALS.append(RuntimeError("boom\n" * 300))
+NO_IMAGES = [None, "a.png", np.zeros((3, 64, 64), np.float32), [IMAGES], Image.new("RGB", (64, 64)), IMAGES.bool(),
+             IMAGES.to(torch.complex64), IMAGES[None], IMAGES[0, 0], IMAGES.to_sparse()]  # fmt: skip
+
+CASES = [
+    *(
+        Call(
+            f"explain, {type(error).__name__}",
+            explain(lambda error=error: raising(error)),
+            "the model does not take images of 3x64x64",
+        )
+        for error in REFUSALS
+    ),
+    *(
+        Call(
+            f"predict, {type(error).__name__}",
+            lambda error=error: visattn.predict(raising(error), IMAGES),
+            "does not take images of 3 x 64 x 64",
+        )
+        for error in REFUSALS
+    ),
+    Call(
+        "attach, several lines",
+        lambda: visattn.attach(raising(REFUSALS[-1]), "se", example=IMAGES),
+        "could not be run (boom boom",
+    ),
+    Call(
+        "attach, no word",
+        lambda: visattn.attach(raising(AssertionError()), "se", example=IMAGES),
+        "could not be run (AssertionError)",
+    ),
+    Call(
+        "methods, two inputs",
+        lambda: visattn.list_methods(Asking(), IMAGES),
+        "missing 1 required positional argument: 'y'",
+    ),
+    Call(
+        "fewer answers than images",
+        explain(lambda: Returning(lambda logits: logits[:1])),
+        "the model returned 1 rows for 2 images",
+    ),
+    Call(
+        "fewer answers, an edge",
+        explain(lambda: Returning(lambda logits: logits[:1]), "edge"),
+        "returned 1 rows for 2 images",
+    ),
+    Call(
+        "fewer predictions",
+        lambda: visattn.predict(Returning(lambda logits: logits[:1]), IMAGES),
+        "a row for every image, this model 1 for 2",
+    ),
+    Call(
+        "complex answers", explain(lambda: Returning(lambda logits: logits.to(torch.complex64))), "the model has none"
+    ),
+    Call(
+        "complex predictions",
+        lambda: visattn.predict(Returning(lambda logits: logits.to(torch.complex64)), IMAGES),
+        "a classifier returns",
+    ),
+    Call("no answers", explain(lambda: Returning(lambda logits: None)), "it explains a class, and the model has none"),
+    Call("answers without gradient", explain(lambda: Returning(torch.detach)), "the model computes without gradients"),
+    Call(
+        "a model without numbers",
+        explain(lambda: timm.create_model("test_resnet").to("meta")),
+        "the model is on the meta device",
+    ),
+    Call(
+        "predict without numbers",
+        lambda: visattn.predict(timm.create_model("test_resnet").to("meta"), IMAGES),
+        "on the meta device",
+    ),
+    Call("images without numbers", classifier(images=IMAGES.to("meta")), "x is on the meta device"),
+    *(
+        Call(f"image {number}", classifier(images=value), "x is an image (C, H, W) or a batch", TypeError)
+        for number, value in enumerate(NO_IMAGES)
+    ),
+    Call("images without height", classifier(images=IMAGES[:, :, :0]), "the model does not take images of 3x0x64"),
+    Call(
+        "images with the colours last",
+        classifier(images=torch.zeros(64, 64, 3)),
+        "the model does not take images of 64x64x3",
+    ),
+    Call("infinite images", classifier(images=IMAGES + torch.inf), "are not finite (NaN or infinite)"),
+    *(
+        Call(f"target {value!r}", classifier(target=value), "a target is the number or the name of a class", TypeError)
+        for value in (1.0, True, b"cat", {0, 1}, [None, 1], np.array([[0], [1]]), torch.tensor([0.0, 1.0]))
+    ),
+    *(
+        Call(f"target {value!r}", classifier(target=value), "out of range: the model has classes 0 to 2")
+        for value in (-1, 3, 10**30, "3")
+    ),
+    *(
+        Call(f"target {value!r}", classifier(target=value), "targets for 2 images")
+        for value in ([], [1], [0, 1, 2], range(3))
+    ),
+    *(
+        Call(f"classes {value!r}", classifier(classes=value), "classes is a list of names", TypeError)
+        for value in ("abc", 3, [1, 2, 3], [None] * 3, {0: "a", 1: "b", 2: "c"})
+    ),
+    *(
+        Call(f"head {value!r}", attention(head=value), "needs head to be a whole number")
+        for value in (True, "0", 0.0, [0])
+    ),
+    *(
+        Call(f"layer {value!r}", attention(layer=value), "layer is the name or the number", TypeError)
+        for value in (True, 1.0, [0])
+    ),
+    *(
+        Call(f"seed {value!r}", classifier(method="random", seed=value), "needs seed to be a whole number")
+        for value in ("a", 1.5, None)
+    ),
+    *(
+        Call(f"discard {value!r}", explain(vit, "rollout", torch.zeros(1, 3, 32, 32), discard=value), says)
+        for value, says in [
+            ("0.5", "needs discard to be a number"),
+            (1.0, "a share below 1"),
+            (-0.1, "a share below 1"),
+        ]
+    ),
+    Call("fusion of no type", explain(vit, "rollout", torch.zeros(1, 3, 32, 32), fusion=None), "unknown fusion None"),
+    Call(
+        "many layers behind the last",
+        explain(vit, "gradcam", torch.zeros(1, 3, 32, 32), layer="blocks.*"),
+        "does not reach the output",
+    ),
+    Call(
+        "heads of a picture too small",
+        lambda: attention_heads(vit(), torch.zeros(3, 7, 7)),
+        "does not take images of 3x7x7",
+    ),
+    Call(
+        "patches of a picture too small", lambda: relate(vit(), torch.zeros(3, 7, 7)), "does not take images of 3x7x7"
+    ),
+    Call(
+        "a true head",
+        lambda: attention_heads(vit(), torch.zeros(3, 32, 32), [0], [True]),
+        "a head is a number, got True",
+        TypeError,
+    ),
+]

@@ -1,0 +1,61 @@
+"""Plugins that cannot be loaded, and models that need one."""
+
+import json
+
+from tests.bad_input.case import Command
+
+BLOCK = "import visattn\nvisattn.register_block({!r}, family='channel', paper='mine')(lambda channels: None)\n"
+MODEL = "import timm\n@timm.models.register_model\ndef {}(pretrained=False, **kwargs): ...\n"
+
+
+def plugin(name, text, says, line="blocks"):
+    """A file that is no plugin."""
+    content = text if isinstance(text, bytes) else text.encode()
+    return Command(f"{line} --plugin {name}", says, 1 if line == "train" else 2,
+                   lambda folder: (folder / name).write_bytes(content))  # fmt: skip
+
+
+def needing(name):
+    def prepare(folder):
+        file = folder / "model" / "model.json"
+        card = json.loads(file.read_text())
+        (folder / name).write_text("from pathlib import Path\nPath('executed').touch()\n")
+        file.write_text(json.dumps({**card, "plugins": [{"name": name, "registers": ["never_registered"]}]}))
+
+    return prepare
+
+
+CASES = [
+    Command("blocks --plugin nowhere.py", "--plugin nowhere.py: there is no such file"),
+    Command("blocks --plugin nowhere", "--plugin nowhere: there is no such module"),
+    Command("blocks --plugin no.where", "--plugin no.where: there is no such module"),
+    Command("blocks --plugin photos", "--plugin photos is a folder"),
+    Command("blocks --plugin photos/", "--plugin photos/ is a folder"),
+    Command("blocks --plugin a.png", "a plugin is a Python file"),
+    Command("blocks --plugin ''", "there is no such file"),
+    Command("blocks --plugin x-y", "a module is called like my.module"),
+    Command("blocks --plugin json", "a module of Python's own"),
+    Command("blocks --plugin os.path", "a module of Python's own"),
+    Command("predict --plugin nowhere.py --weights model --image a.png", "there is no such file"),
+    Command("heatmap --plugin nowhere.py --weights model --image a.png", "there is no such file"),
+    plugin("my-plugin.py", "", "with a name such as my_plugin.py"),
+    plugin("json.py", "", "there is another Python module called 'json'"),
+    plugin("torch.py", "", "there is another Python module called 'torch'"),
+    plugin("antigravity.py", "", "there is another Python module called 'antigravity'"),
+    plugin("odd_1.py", "x = 1\ndef (:\n", "--plugin odd_1.py: line 2: SyntaxError"),
+    plugin("odd_2.py", "x = 1\n\nprint(undefined)\n", "--plugin odd_2.py: line 3: NameError"),
+    plugin("odd_3.py", "def f():\n    return 1 / 0\n\nf()\n", "--plugin odd_3.py: line 2: ZeroDivisionError"),
+    plugin("odd_4.py", "import nothing_like_this\n", "--plugin odd_4.py: line 1: ModuleNotFoundError"),
+    plugin("odd_5.py", "import sys\nsys.exit(0)\n", "--plugin odd_5.py: line 2: it ends the program"),
+    plugin("odd_6.py", BLOCK.format("se"), "--plugin odd_6.py: line 2: ValueError: block 'se' is already registered"),
+    plugin("odd_7.py", MODEL.format("resnet18"), "--plugin odd_7.py: line 2: there is a model called 'resnet18'"),
+    plugin("odd_8.py", b"\x00", "--plugin odd_8.py"),
+    plugin("odd_9.py", b"\xff\xfe = 1", "--plugin odd_9.py"),
+    plugin("odd_10.py", "raise ValueError('two\\nlines')", "line 1: ValueError: two lines"),
+    plugin("odd_11.py", "import json\njson.loads('{')\n", "--plugin odd_11.py: line 2: JSONDecodeError"),
+    plugin("odd_12.py", "x = (\n", "--plugin odd_12.py: line 1: SyntaxError", line="train"),
+    Command("predict --weights model --image a.png", "this model needs --plugin mine.py", 2, needing("mine.py")),
+    Command("heatmap --weights model --image a.png", "this model needs --plugin mine.py", 2, needing("mine.py")),
+    Command("predict --plugin mine.py --weights model --image a.png", "this model needs --plugin mine.py", 2,
+            lambda folder: (needing("mine.py")(folder), (folder / "mine.py").write_text(""))),
+]  # fmt: skip

@@ -1,0 +1,29 @@
+"""Settings of a run that cannot be meant."""
+
+from tests.bad_input.case import Command
+
+RUN = "train --model test_resnet --epochs 1 --trainer.accelerator cpu"
+
+CASES = [
+    Command(f"{RUN} --model-options '{{num_classes: 5}}'", "cannot set 'num_classes': the data says how many", 1),
+    Command(f"{RUN} --model-options '{{pretrained: true}}'", "cannot set 'pretrained': give --pretrained", 1),
+    Command(f"{RUN} --model-options '{{img_size: 5}}'", "cannot set 'img_size': give --image-size", 1),
+    Command(f"{RUN} --model-options '{{nonsense: 5}}'", "unexpected keyword argument 'nonsense'", 1),
+    Command(f"{RUN} --model-options '{{in_chans: many}}'", "in_chans is a whole number from 1 up, got 'many'", 1),
+    Command(f"{RUN} --model-options '{{in_chans: 7}}'", "only grey and RGB images can be made", 1),
+    Command(f"{RUN} --model-options '{{global_pool: \"\"}}'", "'test_resnet' does not take images of", 1),
+    Command(f"{RUN} --model test_vit --image-size 100", "does not take images of 3 x 100 x 100", 1),
+    Command(f"{RUN} --image-size 1000000", "--image-size must be at most 8192, got 1000000", 1),
+    Command(f"{RUN} --batch-size 1000000000", "--batch-size must be at most 65536", 1),
+    Command(f"{RUN} --epochs 1000000000", "--epochs must be at most 1000000", 1),
+    Command(f"{RUN} --workers 100000", "--workers must be at most 1024", 1),
+    Command(f"{RUN} --lr .inf", "--lr must be at most 1000000, got inf", 1),
+    Command(f"{RUN} --lr .nan", "--lr must be above 0, got nan", 1),
+    Command(f"{RUN} --mixup .inf", "--mixup must be at most 1000, got inf", 1),
+    Command(f"{RUN} --new-lr-factor .nan", "--new-lr-factor must be above 0, got nan", 1),
+    Command(f"{RUN} --seed 1000000000000000000000000000000", "--seed must be at most 4294967295", 1),
+    Command(f"{RUN} --devices 1000000", "--devices must be at most 1024", 1),
+    Command(f"{RUN} --name .", "--name '.' must be a folder below --out", 1),
+    Command(f"{RUN} --out ''", "--out is empty", 1),
+    Command(f"{RUN} --num-classes 3", "--num-classes 3, but the data has 10 classes", 1),
+]

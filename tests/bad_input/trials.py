@@ -1,0 +1,274 @@
+"""What careless and hostile users tried: odd combinations, values at the edges, runs that were tampered with."""
+
+import os
+import pickle
+import shutil
+import struct
+import tempfile
+import zlib
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tests.bad_input.case import Command
+from visattn.cli import main
+
+SHORT = "--epochs 1 --trainer.limit_train_batches 1 --trainer.limit_val_batches 1 --film-every 0"
+RUN = f"train --model test_resnet --batch-size 4 --workers 0 --trainer.accelerator cpu {SHORT}"
+FOLDER = f"{RUN} --data folder --root photos"
+PREDICT = "predict --weights model --image"
+EXISTING = tempfile.TemporaryDirectory()  # of a run that is made once
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch executed",)
+
+
+@cache
+def existing():
+    """A finished run on photos/, trained once."""
+    for kind in ("cat", "dog"):
+        folder = Path(EXISTING.name, "photos", kind)
+        folder.mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (8, 8), (number * 9, 50 if kind == "cat" else 90, 0)).save(folder / f"{number}.png")
+    photos, out = Path(EXISTING.name, "photos"), Path(EXISTING.name, "runs")
+    made = main([*RUN.split()[:1], "--data", "folder", "--root", str(photos), "--out", str(out), "--name", "mine",
+                 *RUN.split()[1:], "--image-size", "32"])  # fmt: skip
+    assert made == 0
+    return out / "mine"
+
+
+def resumed(says, change, line="train --resume runs/mine --root photos --epochs 2"):
+    """A run whose folder was changed by somebody."""
+
+    def prepare(folder):
+        shutil.copytree(existing(), folder / "runs" / "mine")
+        change(folder)
+
+    return Command(line, says, 1, prepare)
+
+
+def state(says, change, name="last"):
+    """A run whose checkpoint was changed by somebody."""
+
+    def edit(folder):
+        file = folder / "runs" / "mine" / "checkpoints" / f"{name}.ckpt"
+        content = torch.load(file, weights_only=True)
+        change(content)
+        file.unlink()  # last and best may be one file
+        torch.save(content, file)
+
+    return resumed(says, edit)
+
+
+def optimizer(says, change):
+    return state(says, lambda content: change(content["optimizer_states"][0]))
+
+
+def replaced(says, content, name="last"):
+    def edit(folder):
+        file = folder / "runs" / "mine" / "checkpoints" / f"{name}.ckpt"
+        file.unlink()
+        file.write_bytes(content)
+
+    return resumed(says, edit)
+
+
+def run(options, says):
+    return Command(f"{RUN} {options}", says, 1)
+
+
+def photos(says, change, options=""):
+    """A data folder with something odd in it."""
+    return Command(f"{FOLDER} {options}", says, 1, lambda folder: change(folder / "photos"))
+
+
+def image(says, content, name="x.png"):
+    return Command(f"{PREDICT} {name}", says, 2, lambda folder: (folder / name).write_bytes(content))
+
+
+def header(width, height):
+    """A PNG that says it is so large, with next to nothing in it."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    size = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + size + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+
+
+def model(says, *lines):
+    """A plugin with a model that cannot be used; the name of the file is new each time."""
+    name = f"odd_model_{zlib.crc32(''.join(lines).encode())}"
+    text = "\n    ".join([f"def {name}(pretrained=False, num_classes=10, **kwargs):", *lines])
+
+    def prepare(folder):
+        content = f"import timm, torch\nfrom torch import nn\n@timm.models.register_model\n{text}\n"
+        (folder / f"{name}.py").write_text(content)
+
+    return Command(f"{RUN} --model {name} --plugin {name}.py", says, 1, prepare)
+
+
+TRAINER = [
+    run("--devices 0", "--devices '0': a number, a list"),
+    run("--devices 1.5", "--devices '1.5': a number, a list"),
+    run("--devices '[0, 0]'", "a number, a list"),
+    run("--devices '[]'", "a number, a list"),
+    run("--devices '[-1]'", "a number, a list"),
+    run("--devices None", "a number, a list"),
+    run("--devices True", "a number, a list"),
+    run("--devices '{}'", "a number, a list"),
+    run("--devices -1", "should be an int > 0"),
+    run("--devices '[1000]'", "should be an int > 0"),
+    run("--devices \"__import__('os')\"", "a number, a list"),
+    run("--strategy foo", "invalid strategy name"),
+    run("--strategy xla", "Lightning's trainer cannot be set up like this: Requirement 'torch_xla"),
+    run("--strategy ddp_spawn --devices 2", "--strategy ddp_spawn copies a process that has begun"),
+    run("--strategy ddp_notebook", "--strategy ddp_notebook copies a process that has begun"),
+    run("--trainer.strategy fsdp", "give --strategy fsdp"),
+    run("--trainer.accelerator foo", "invalid accelerator name"),
+    run("--trainer.accelerator tpu", "Lightning's trainer cannot be set up like this"),
+    run("--precision foo", "Precision 'foo' is invalid"),
+    run("--precision transformer-engine", "Requirement 'transformer_engine"),
+    run("--trainer.max_epochs 3", "'--trainer.max_epochs' cannot be set here: give --epochs"),
+    run("--trainer.precision 16", "cannot be set here: give --precision"),
+    run("--trainer.devices 2", "cannot be set here: give --devices"),
+    run("--trainer.accumulate_grad_batches 0", "cannot be set here: give --accumulate"),
+    run("--trainer.barebones true", "'--trainer.barebones' cannot be set here"),
+    run("--trainer.max_steps 0", "no epoch was trained, so there is nothing to keep"),
+    run("--trainer.max_time 00:00:00:00", "no epoch was trained, so there is nothing to keep"),
+    run("--trainer.max_time soon", "not a valid duration"),
+    run("--trainer.limit_train_batches 0", "--trainer.limit_train_batches must be above 0"),
+    run("--trainer.limit_train_batches 1.5", "invalid value 1.5 for limit_train_batches"),
+    run("--trainer.val_check_interval 0", "--trainer.val_check_interval must be above 0"),
+    run("--trainer.check_val_every_n_epoch 0", "--trainer.check_val_every_n_epoch must be above 0"),
+    run("--trainer.check_val_every_n_epoch -1", "--trainer.check_val_every_n_epoch must be above 0"),
+    run("--trainer.profiler foo", "it can only be one of"),
+    run("--trainer.callbacks EarlyStopping", "EarlyStopping: the following arguments are required: monitor"),
+    run("--trainer.callbacks LearningRateFinder", "Lightning's trainer cannot go on like this: AttributeError"),
+    run("--trainer.callbacks BackboneFinetuning", "cannot be written to a config.yaml"),
+    run("--trainer.callbacks TQDMProgressBar", "multiple progress bar callbacks"),
+    run("--trainer.logger CSVLogger", "CSVLogger: the following arguments are required: save_dir"),
+    Command("train --config odd.yaml", "'trainer.max_epochs' in odd.yaml cannot be set there", 1,
+            lambda folder: (folder / "odd.yaml").write_text("trainer:\n  max_epochs: 3\n")),
+]  # fmt: skip
+
+OPTIONS = [
+    run("--model-options ''", "model_options: expected dict[str, Any], nothing; got nothing at all"),
+    run("--model-options 5", "model_options: expected dict[str, Any], nothing; got 5"),
+    run("--model-options '{1: 2}'", "keywords must be strings"),
+    run("--model-options '{drop_path_rate: 2}'", "drop_path_rate must be from 0 to 1, got 2"),
+    run("--model-options '{drop_rate: -1}'", "drop_rate must be from 0 to 1, got -1"),
+    run("--model-options '{device: meta}'", "cannot set 'device'"),
+    run("--model-options '{dtype: float16}'", "cannot set 'dtype': give --precision"),
+    run("--model-options '{act_layer: os.system}'", "cannot be built with"),
+    run("--new-lr-factor nan", "new_lr_factor: expected float, nothing; got nan"),
+    run("--attn se --attn-options '{rd_ratio: 1e30}'", "Overflow when unpacking long long"),
+    run("--attn se --attn-options '{channels: 3}'", "block 'se' has no argument 'channels'"),
+    run("--attn-options '{a: 1}'", "names no attention"),
+    run("--difficulty hard", "difficulty: expected ['centered', 'translated', 'cluttered']. Got value: hard"),
+    run("--optimizer foo", "unknown optimizer 'foo': known: adabelief"),
+    run("--optimizer fusedadam", "--optimizer fusedadam cannot be used here"),
+    run("--epochs 1.0", "epochs: expected int"),
+    run("--lr 1,5", "lr: expected float"),
+    run("--name 'a/../../b'", "must be a folder below --out"),
+    run("--name '" + "a" * 300 + "'", "File name too long"),
+    run("--out a.png", "Not a directory"),
+    run("--data digits --subset imagenette", "--subset chooses classes of --data imagenet"),
+    Command("train --model резнет", "unknown model 'резнет'", 1),
+    Command("train -- --epochs 3", "unknown flag '--'", 1),
+    Command("train model=resnet18", "unrecognized arguments: model=resnet18", 1),
+    Command("train --epochs 1 2", "unrecognized arguments: 2", 1),
+    Command("train --resume ''", "--resume is empty", 1),
+    Command("train --name 'a\0b'", "has a zero byte in it", 1),
+    Command("blocks " + "a" * 2000, "no block matches 'aaa"),
+    Command("blocks '['", "no block matches '['"),
+    Command("blocks --family ''", "--family is empty"),
+]
+
+RESUMED = [
+    resumed("begun with other classes: 'cat' is 'aaa'", lambda folder: (folder / "photos/dog").rename("photos/aaa")),
+    resumed("begun with other classes: 'dog' is 'emu'", lambda folder: (folder / "photos/dog").rename("photos/emu")),
+    resumed("holds another model", lambda folder: shutil.copytree(folder / "photos/dog", folder / "photos/emu")),
+    resumed("is not a file of settings", lambda folder: (folder / "runs/mine/config.yaml").write_text("")),
+    resumed("holds another model", lambda folder: (folder / "runs/mine/config.yaml").unlink()),
+    resumed("File exists", lambda folder: (shutil.rmtree(folder / "runs/mine/tensorboard"),
+                                           (folder / "runs/mine/tensorboard").write_text(""))),
+    replaced("is not a whole checkpoint: it ends too early", b""),
+    replaced("is not a whole checkpoint: PytorchStreamReader", b"PK\x03\x04" + bytes(100)),
+    replaced("refused to load", pickle.dumps(Evil())),
+    replaced("best.ckpt' is not a whole checkpoint", b"", "best"),
+    replaced("refused to load", pickle.dumps(Evil()), "best"),
+    state("it has no epoch", lambda content: content.pop("epoch")),
+    state("it has no optimizer_states", lambda content: content.pop("optimizer_states")),
+    state("its state is not", lambda content: content.update(epoch=-5)),
+    state("is in epoch 1000000000", lambda content: content.update(epoch=10**30)),
+    state("its state is not", lambda content: content.update(optimizer_states=[])),
+    state("its state is not", lambda content: content.update(optimizer_states=[{}])),
+    state("its state is not", lambda content: content.update(lr_schedulers=[])),
+    state("does not hold the state of a run", lambda content: content.update(lr_schedulers=[{}])),
+    state("its state is not", lambda content: content.update(loops={"fit_loop": {}})),
+    state("its state is not", lambda content: content.update(loops={"fit_loop": 3})),
+    state("its state is not", lambda content: content["loops"]["fit_loop"].update({"epoch_loop.state_dict": 7})),
+    state("does not hold the state of a run", lambda content: content.pop("pytorch-lightning_version")),
+    state("does not hold the state", lambda content: content.update({"pytorch-lightning_version": "0.1"})),
+    state("begun with other classes", lambda content: content["card"].update(classes=["a", "b"])),
+    state("this model needs --plugin os", lambda content: content["card"].update(
+        plugins=[{"name": "os", "registers": ["x"]}])),
+    state("does not hold the state", lambda content: content["state_dict"].update(extra=torch.zeros(1))),
+    state("holds another model", lambda content: content["state_dict"].update(
+        {"model.fc.bias": torch.zeros(2, dtype=torch.int64)})),
+    state("holds another model", lambda content: content["state_dict"].update(
+        {"model.fc.bias": torch.zeros(2, dtype=torch.complex64)})),
+    state("does not hold the state", lambda content: content["state_dict"].update(
+        {"model.fc.bias": torch.zeros(2, device="meta")})),
+    state("holds another model", lambda content: content["state_dict"].update(
+        {"model.fc.bias": torch.zeros(3)}), "best"),
+    optimizer("state of another optimiser", lambda saved: saved.update(param_groups=[])),
+    optimizer("state of another optimiser", lambda saved: saved["param_groups"][0].update(betas=3)),
+    optimizer("state of another optimiser", lambda saved: saved["state"][0].update(exp_avg=torch.zeros(3))),
+    optimizer("state of another optimiser", lambda saved: saved["state"][0].update(exp_avg="x")),
+    optimizer("state of another optimiser", lambda saved: saved["state"].update({0: 3})),
+]  # fmt: skip
+
+DATA = [
+    Command(f"{FOLDER} --out photos", "--out 'photos' lies in 'photos', where the images are", 1),
+    Command(f"{FOLDER} --out photos/cat", "--out 'photos/cat' lies in 'photos'", 1),
+    Command(f"{RUN} --data folder --root .", "--out 'runs' lies in '.'", 1),
+    Command(f"{RUN} --data Folder --root photos", "did you mean 'folder'", 1),
+    photos("more than the 134 million", lambda root: (root / "cat/x.png").write_bytes(header(10**9, 10**9))),
+    photos("damaged or cut off", lambda root: (root / "cat/x.png").write_bytes(header(0, 0))),
+    photos("not an image in a known format", lambda root: (root / "cat/x.PNG").write_bytes(b"hello")),
+    photos("has one image only", lambda root: [file.unlink() for file in sorted((root / "cat").iterdir())[1:]]),
+    photos("class 'cat' is empty", lambda root: [file.unlink() for file in (root / "cat").iterdir()]),
+    photos("the data has one class only", lambda root: (root / "cat").rename(root / ".cat")),
+    photos("has train/ but no val/", lambda root: (root / "train").mkdir()),
+    image("more than the 134 million", header(10**9, 10**9)),
+    image("not an image in a known format", pickle.dumps(Evil()), "x.npy"),
+    Command(f"{PREDICT} /proc/self/mem", "/proc/self/mem"),
+    Command(f"{PREDICT} 'a\0b'", "there is no such file or folder"),
+    Command(f"{PREDICT} a.png --device meta", "device 'meta' cannot be used"),
+    Command(f"{PREDICT} a.png --device foo", "device 'foo' cannot be used"),
+    Command(f"{PREDICT} a.png --model resnet50", "is of test_resnet, not of 'resnet50'"),
+    Command("predict --model test_resnet --weights x.npz --image a.png", "is not a whole checkpoint", 2,
+            lambda folder: np.savez(folder / "x.npz", a=np.array([Evil()], dtype=object))),
+    Command("predict --model test_resnet --weights x.pth --image a.png", "refused to load", 2,
+            lambda folder: torch.save(torch.nn.Linear(1, 1), folder / "x.pth")),
+]  # fmt: skip
+
+PLUGINS = [
+    model("cannot be built", "return None"),
+    model("(KeyError: 'x')", "raise KeyError('x')"),
+    model("(SystemExit: 0)", "raise SystemExit(0)"),
+    model("is no classifier", "return nn.Identity()"),
+    model("does not take images", "return nn.Sequential(nn.Flatten(), nn.Linear(5, num_classes))"),
+    model("has weights without values",
+          "return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, num_classes, device='meta'))"),
+]  # fmt: skip
+
+CASES = [*TRAINER, *OPTIONS, *RESUMED, *DATA, *PLUGINS]

@@ -1,0 +1,51 @@
+"""Methods on attention weights never hold a whole map of many tokens."""
+
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import visattn
+from visattn.heatmaps import exactness
+
+SIDE = 42
+TOKENS = SIDE**2 + 1
+SOURCES = (SIDE // 2) ** 2 + 1  # patches are joined four by four
+
+
+class LargestMemory(TorchDispatchMode):
+    """Remembers the largest number of bytes behind any tensor that an operation returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, torch.Tensor) and not value.is_meta:
+                self.bytes = max(self.bytes, value.untyped_storage().nbytes())
+        return result
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return VisionTransformer(8 * SIDE, 8, embed_dim=32, depth=2, num_heads=4, num_classes=5).eval()
+
+
+def largest(model, method):
+    """Of all tensors of a heatmap; the first one includes those that are needed to know what the tokens are."""
+    with LargestMemory() as memory:
+        visattn.explain(model, torch.rand(1, 3, 8 * SIDE, 8 * SIDE), method)
+    return memory.bytes
+
+
+@pytest.mark.parametrize("method", ["attention", "rollout", "chefer", "grad_rollout", "legrad"])
+def test_no_map_is_held_whole(model, method):
+    assert largest(model, method) <= 4 * TOKENS * SOURCES < 4 * TOKENS**2 / 3
+
+
+def test_the_measure_can_fail(model, monkeypatch):
+    monkeypatch.setattr(exactness, "PIECE", 2**40)
+    assert largest(model, "rollout") >= 4 * TOKENS**2

@@ -1,0 +1,116 @@
+"""Which epoch is kept, which folder a run has, and what a resumed run follows."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+from torch import nn
+
+from visattn.training.optimisation import (
+    apply_recipe,
+    check_optimizer_state,
+    cosine_with_warmup,
+    create_optimizer,
+    recipe,
+)
+from visattn.training.record import best_row, epochs_without_a_better_one
+from visattn.training.runs import claimed
+from visattn.training.settings import Settings
+
+
+def rows(*qualities):
+    return [{"epoch": number, "val_top1": top1, "val_loss": loss} for number, (top1, loss) in enumerate(qualities, 1)]
+
+
+@pytest.mark.parametrize(
+    ("qualities", "best", "since"),
+    [
+        ([(0.5, 2.0), (0.9, 1.0), (0.8, 0.5)], 2, 1),
+        ([(1.0, 0.9), (1.0, 0.3), (1.0, 0.4)], 2, 1),  # the lower loss
+        ([(1.0, 0.3), (1.0, 0.3), (1.0, 0.3)], 3, 2),  # the last of equals, which is no progress
+        ([(0.5, float("nan")), (0.5, 3.0)], 2, 0),
+        ([(0.5, 3.0), (0.5, float("nan"))], 1, 1),
+        ([(None, None), (None, None)], 2, 1),  # without validation
+        ([(None, None), (0.0, 5.0), (None, None)], 2, 1),
+    ],
+)
+def test_the_best_epoch(qualities, best, since):
+    assert best_row(rows(*qualities))["epoch"] == best
+    assert epochs_without_a_better_one(rows(*qualities)) == since
+
+
+def test_every_number_has_two_limits():
+    types = get_type_hints(Settings)
+    for field in fields(Settings):
+        if {int, float} & {types[field.name], *get_args(types[field.name])}:
+            assert len(field.metadata["limits"]) == 2, field.name
+
+
+def test_runs_that_start_at_once_have_a_folder_each(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with claimed(Settings(name="mine"), "") as one, claimed(Settings(name="mine"), "") as other:
+        assert (one.folder, other.folder) == (Path("runs/mine"), Path("runs/mine-run2"))
+    # Between the choice of a folder and its making, another run may have it.
+    make, late = Path.mkdir, []
+
+    def slow(self, *arguments, **options):
+        if not late:
+            late.append(self)
+            make(self)
+        return make(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", slow)
+    with claimed(Settings(name="mine"), "") as third:
+        assert (late, third.folder) == ([Path("runs/mine-run3")], Path("runs/mine-run4"))
+
+
+def test_a_run_that_comes_to_nothing_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="nothing"), claimed(Settings(name="mine"), ""):
+        raise ValueError("nothing")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match="nothing"), claimed(Settings(name="mine"), ""):
+        raise ValueError("nothing")
+    assert [each.name for each in tmp_path.rglob("*")] == ["runs"]  # which was there before
+
+
+def trained(settings, steps=3):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = create_optimizer(model, settings)
+    schedule = cosine_with_warmup(optimizer, steps=10, warmup=0)
+    plan = recipe(optimizer)
+    for _ in range(steps):
+        model(torch.randn(4, 4)).sum().backward()
+        optimizer.step()
+        schedule.step()
+    return model, optimizer, schedule, plan
+
+
+def test_a_resumed_run_follows_its_settings_and_otherwise_its_checkpoint():
+    _, saved, saved_schedule, _ = trained(Settings(lr=0.5, weight_decay=0.1))
+    for changes in ({}, {"lr": 0.25, "weight_decay": 0.2}):
+        wanted = {"lr": 0.5, "weight_decay": 0.1, **changes}
+        _, optimizer, schedule, plan = trained(Settings(**wanted), steps=0)
+        optimizer.load_state_dict(saved.state_dict())
+        schedule.load_state_dict(saved_schedule.state_dict())
+        apply_recipe(plan, optimizer, schedule)
+        before = saved.param_groups[0]["lr"]
+        assert optimizer.param_groups[0]["lr"] == before * wanted["lr"] / 0.5
+        assert max(group["weight_decay"] for group in optimizer.param_groups) == wanted["weight_decay"]
+        saved.step(), optimizer.step()
+        schedule.step()
+        assert schedule.get_last_lr()[0] < before
+
+
+@pytest.mark.parametrize("change", [{"optimizer": "sgd"}, {"optimizer": "lion"}, {"new_lr_factor": 2.0}])
+def test_another_optimiser_is_refused(change):
+    model, optimizer, _, _ = trained(Settings())
+    model.get_classifier = lambda: model[0]
+    state = {"optimizer_states": [optimizer.state_dict()]}
+    check_optimizer_state(state, model, Settings(lr=0.7))
+    with pytest.raises(ValueError, match="the state of another optimiser"):
+        check_optimizer_state(state, model, Settings(**change))

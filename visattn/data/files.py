@@ -1,0 +1,97 @@
+"""Image files on disk, found once each: regular files only (see :func:`visattn.files.read_bytes`)."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from visattn.files import check_regular, reason
+
+EXTENSIONS = frozenset(
+    {".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
+OURS = frozenset({"comparison.png", "manifest.json"})  # a folder that has them holds heatmaps, not images
+MAX_BYTES = 512_000_000  # of one file: more than the largest image that is decoded has without compression
+
+
+@dataclass
+class Found:
+    """What a search has found.
+
+    Args:
+        images: the path of every image, in order, by its real path: one that has several names is there once.
+        problems: what is called like an image or a folder and cannot be read, with the reason.
+        ignored: how many other files there are, by extension.
+    """
+
+    images: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    ignored: Counter[str] = field(default_factory=Counter)
+
+
+def search(folder: str | Path) -> Found:
+    """The image files in a folder and in those below it; hidden ones and heatmaps of ours are left alone.
+
+    Links are followed, every folder is entered once, and a link to a folder that it lies in is not entered at all.
+    """
+    found = Found()
+    todo = [(str(folder), os.path.realpath(folder))]
+    entered: set[str] = set()
+    while todo:
+        path, real = todo.pop()
+        if real in entered:
+            continue
+        entered.add(real)
+        try:
+            with os.scandir(path) as entries:
+                there = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda e: e.name)
+        except OSError as error:
+            found.problems[path] = reason(error)
+            continue
+        if {entry.name for entry in there} >= OURS:
+            continue
+        folders = []
+        for entry in there:
+            where = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
+            is_folder, problem = _look_at(entry)
+            if is_folder:
+                if not encloses(where, real):
+                    folders.append((entry.path, where))
+            elif (extension := os.path.splitext(entry.name)[1].lower()) not in EXTENSIONS:
+                found.ignored[extension] += 1
+            elif problem is not None:
+                found.problems[entry.path] = problem
+            else:
+                found.images.setdefault(where, entry.path)
+        todo += reversed(folders)
+    return found
+
+
+def encloses(folder: str, real: str) -> bool:
+    """Whether a folder is another one, or has it somewhere in it, by their real paths."""
+    return os.path.join(real, "").startswith(os.path.join(folder, ""))
+
+
+def printable(name: str) -> str:
+    """A file name on one line, with a replacement for what is no text.
+
+    >>> printable("two\\nlines, and a byte: \\udcff")
+    'two lines, and a byte: \ufffd'
+    """
+    return " ".join(os.fsencode(name).decode(errors="replace").split())
+
+
+def _look_at(entry: os.DirEntry[str]) -> tuple[bool, str | None]:
+    """Whether it is a folder; and if it is no regular file either, what it is."""
+    try:
+        if entry.is_dir():
+            return True, None
+        if not entry.is_file():
+            check_regular(entry.stat().st_mode)
+    except FileNotFoundError:
+        return False, "a link to something that is not there"
+    except OSError as error:  # a link to itself
+        return False, reason(error)
+    return False, None

@@ -1,0 +1,59 @@
+"""How methods look into a model that others may be using at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visattn.heatmaps.memory import stands_for
+from visattn.models.copies import sharing_copy
+from visattn.models.survey import evaluating, uncompiled
+
+
+@contextmanager
+def looking(model: nn.Module) -> Iterator[nn.Module]:
+    """What to run instead of a model: evaluation mode, as written, and with gradients possible.
+
+    It is a copy with the same weights: hooks, modes and whatever else a method does to it are not seen by others who
+    use the model. Only a network that cannot be copied, such as one whose weights are shared out among processes, is
+    run itself.
+    """
+    with torch.inference_mode(False):
+        try:
+            own = sharing_copy(model)
+        except Exception:  # what is in a network can refuse to be copied in any way it likes
+            own = model
+        if own is not model:
+            _uncompile_parts(own)
+            _store_all(own)
+            own.register_forward_pre_hook(_with_own_images)
+            stands_for(own, model)
+            yield own
+        else:
+            with evaluating(model), uncompiled(model):
+                yield model
+
+
+def _with_own_images(_model: nn.Module, images: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A network may change in place what it is given, and it is given the same images more than once."""
+    return tuple(each.clone() if isinstance(each, Tensor) else each for each in images)
+
+
+def _store_all(model: nn.Module) -> None:
+    """Switch gradient checkpointing off: what is computed again in a backward pass cannot be followed."""
+    for module in model.modules():
+        for flag in ("grad_checkpointing", "gradient_checkpointing"):  # timm's and transformers' word
+            if getattr(module, flag, False) is True:
+                setattr(module, flag, False)
+
+
+def _uncompile_parts(model: nn.Module) -> None:
+    """Put the modules themselves in the place of what ``torch.compile`` made of them."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if "_orig_mod" in child._modules:
+                parent._modules[name] = child._modules["_orig_mod"]

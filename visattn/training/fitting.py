@@ -1,0 +1,34 @@
+"""Let Lightning train, and say in one line what it could not make out of what it was given."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Trainer
+
+from visattn.data.datamodule import ImageData
+from visattn.training.classifier import Classifier
+from visattn.training.parsing import Request
+from visattn.training.processes import PROBLEMS, is_first, modules_of, one_line
+from visattn.training.runs import Run
+
+# What reads a checkpoint.
+RESTORING = "lightning.pytorch.trainer.connectors.checkpoint_connector"
+
+
+def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, request: Request) -> None:
+    """Train. What Lightning cannot make out of a checkpoint, or of its own arguments, is said in one line."""
+    if trainer.world_size == 1 and not is_first():
+        raise ValueError(
+            "the environment says that this is not the first process, but it is the only one: unset RANK, LOCAL_RANK, "
+            "NODE_RANK and SLURM_PROCID, or start all of them"
+        )
+    try:
+        trainer.fit(classifier, data, ckpt_path=run.checkpoint, weights_only=True)
+    except Exception as error:
+        passed, reason = modules_of(error), f"{type(error).__name__}: {one_line(error)[:200]}"
+        if RESTORING in passed and not passed[-1].startswith("visattn."):
+            raise ValueError(f"{str(run.checkpoint)!r} does not hold the state of a run ({reason})") from error
+        if request.trainer and passed[-1].startswith("lightning.") and not isinstance(error, PROBLEMS):
+            raise ValueError(f"Lightning's trainer cannot go on like this: {reason}") from error
+        raise
+    if trainer.current_epoch == 0:
+        raise ValueError("no epoch was trained, so there is nothing to keep: look at --trainer.max_steps and max_time")

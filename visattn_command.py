@@ -1,0 +1,41 @@
+"""The ``visattn`` command, while everything is still being imported, which takes seconds.
+
+It is a module beside the package, since whatever is in the package comes after ``import visattn``.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def leaving_at_once(last_words: bytes = b"") -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the process without a word, or with these."""
+
+    def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        os.write(sys.stderr.fileno(), last_words)
+        os._exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main() -> int:
+    """Import the command and run it."""
+    with leaving_at_once():
+        from visattn.cli import main as command
+
+        if sys.argv[1:2] == ["train"]:
+            import visattn.cli.train  # noqa: F401
+    return command()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
