@@ -62,7 +62,7 @@ MUTATIONS = [
     ("nonlocal_concat", {}, "return F.relu(F.linear(", "return abs(F.linear("),
     ("mhsa", {}, "position - position[:, None] + length - 1", "position[:, None] - position + length - 1"),
     ("mhsa", {}, "scale=self.head_dim**-0.5", "scale=(self.heads * self.head_dim) ** -0.5"),
-    ("double", {}, "self.distribute(x).flatten(2), dim=1", "self.distribute(x).flatten(2), dim=2"),
+    ("double", {}, "self.distribute(x).flatten(-2), dim=-2", "self.distribute(x).flatten(-2), dim=-1"),
     ("hard", {"glimpses": 3, "window": 2}, "F.avg_pool2d(e, self.window, stride=1)", "e[..., 1:, 1:]"),
     ("hard", {"glimpses": 3, "window": 2}, "total.clamp(max=1)", "total"),
     ("hard", {"fill": "mean"}, "x.mean((2, 3), keepdim=True)", "x.mean((0, 2, 3), keepdim=True)"),

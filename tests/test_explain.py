@@ -70,7 +70,7 @@ def test_which_methods_fit():
     assert "not gates: it has no visattn block" in str(methods)
     coat = visattn.list_methods(timm.create_model("coat_tiny"))
     assert "attention" in coat
-    assert "rollout has no meaning" in coat.reasons["rollout"]
+    assert "no known place in the image" in coat.reasons["rollout"]
 
 
 def test_one_image_or_a_batch(vit):
