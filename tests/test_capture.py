@@ -296,7 +296,7 @@ def test_explain_leaves_the_model_alone_after_an_exception(used_model, monkeypat
 
     monkeypatch.setattr(type(model.blocks[4].mlp), "forward", fail)
     for method in ("rollout", "chefer", "legrad", "gradcam", "input_gradient"):
-        with pytest.raises(ValueError, match="does not take images .*FloatingPointError"):
+        with pytest.raises(ValueError, match=r"does not take images .*FloatingPointError"):
             visattn.explain(model, images, method)
     assert calls
 

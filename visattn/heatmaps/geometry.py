@@ -344,10 +344,10 @@ def _keeping_zeros(model: nn.Module) -> Iterator[None]:
 
     They would take many times the memory of the forward pass itself.
     """
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
 
     def pack(x: Tensor) -> Any:
-        if not x.is_floating_point() or x.numel() < 2 or x.untyped_storage().data_ptr() in own:
+        if not x.is_floating_point() or x.numel() < 2 or x.untyped_storage()._cdata in own:
             return x
         return x.shape, x.dtype, x.device, None if x.all() else x.sign().to(torch.int8)
 
