@@ -20,10 +20,10 @@ from skimage import data
 import visattn
 from tests.test_page import browser, decoded, embedded, local, ready  # noqa: F401 - a fixture
 from visattn.cli import main
-from visattn.cli.outputs import _grid, mark, short_layers
 from visattn.data.preparation import Preparation
 from visattn.models.description import describe
 from visattn.models.saved import Trained, write_model
+from visattn.report.folder import _grid, mark, short_layers
 from visattn.report.sheets import draw_grid
 
 
@@ -210,7 +210,7 @@ def test_glimpses(heatmap, tmp_path, monkeypatch):
         "visattn.models.saved.open_trained", lambda *_: Trained(Glimpsing().eval(), "glimpsing", "none")
     )
     drawn = []
-    monkeypatch.setattr("visattn.cli.outputs.draw_fixations", lambda *arguments: drawn.append(arguments))
+    monkeypatch.setattr("visattn.report.folder.draw_fixations", lambda *arguments: drawn.append(arguments))
     write(tmp_path / "a.png", photo(168, 168))
     code, manifest, errors = heatmap("--image", "a.png", "--model", "glimpsing", model=None)
     assert (code, errors) == (0, [])
@@ -230,7 +230,7 @@ def test_glimpses(heatmap, tmp_path, monkeypatch):
 )  # fmt: skip
 def test_grid_of_heads(heatmap, tmp_path, monkeypatch, options, cells):
     drawn = []
-    monkeypatch.setattr("visattn.cli.outputs.draw_grid", lambda *arguments: drawn.append(arguments))
+    monkeypatch.setattr("visattn.report.folder.draw_grid", lambda *arguments: drawn.append(arguments))
     write(tmp_path / "a.png")
     code, manifest, errors = heatmap("--image", "a.png", "--method", "rollout", *options)
     assert (code, errors) == (0, [])
@@ -272,7 +272,7 @@ def test_grid_alone(heatmap, tmp_path):
 
 def test_strip_of_depth(heatmap, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("visattn.cli.outputs.draw_strip", lambda *arguments: drawn.append(arguments))
+    monkeypatch.setattr("visattn.report.folder.draw_strip", lambda *arguments: drawn.append(arguments))
     write(tmp_path / "a.png")
     heatmap("--image", "a.png", "--method", "rollout")
     ((path, _, frames, _),) = drawn
@@ -469,10 +469,10 @@ def test_a_method_that_does_not_fit_is_left_out(heatmap, tmp_path):
     assert code == 1
     assert errors == [
         "visattn: rollout: does not fit test_resnet: the model has no attention between tokens",
-        "visattn: --layers and --heads: do not fit test_resnet: the model has no attention between tokens",
+        "visattn: layers and heads: do not fit test_resnet: the model has no attention between tokens",
     ]
     assert list(manifest["methods"]) == ["gradcam"]
-    assert [each["what"] for each in manifest["left_out"]] == ["rollout", "--layers and --heads"]
+    assert [each["what"] for each in manifest["left_out"]] == ["rollout", "layers and heads"]
     code, manifest, errors = heatmap("--image", "a.png", "--method", "rollout", model="test_resnet", out="other")
     assert (code, manifest, len(errors)) == (2, None, 1)
 
@@ -483,7 +483,7 @@ def test_a_folder_that_cannot_be_written_to(heatmap, tmp_path):
     for out in ("file", "file/inside", "/proc/heatmaps"):
         code, manifest, errors = heatmap("--image", "a.png", out=out)
         assert (code, manifest, len(errors)) == (2, None, 1)
-        assert f"--out: cannot write to {out!r}" in errors[0]
+        assert f"cannot write to {out!r}" in errors[0]
 
 
 # ---- which model

@@ -69,7 +69,7 @@ def test_a_run_told_to_end_at_any_moment_loses_no_step(folder):
             assert (folder / "runs" / "told" / "heatmaps.png").exists()
             break
         assert code == 143, said
-        assert "stopped and saved; go on with: python train.py --resume runs/told" in said or steps == [0]
+        assert "stopped and saved; resume with: python train.py --resume runs/told" in said or steps == [0]
         if "stopped and saved" in said:
             steps.append(checkpoint(folder / "runs" / "told")["global_step"])
     assert steps == sorted(steps)
@@ -85,7 +85,7 @@ def test_ctrl_c_saves_within_an_epoch_and_the_run_goes_on_from_there(folder):
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "stopped and saved; go on with: python train.py --resume runs/stopped" in said
+    assert "stopped and saved; resume with: python train.py --resume runs/stopped" in said
     assert "Traceback" not in said
     saved = checkpoint(folder / "runs" / "stopped")
     assert 16 <= saved["global_step"] < 48

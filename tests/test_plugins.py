@@ -16,9 +16,9 @@ from torch import nn
 import visattn
 from tests.training import ROOT, SCRIPT, environment
 from visattn.blocks import base
+from visattn.cli.parsing import parse
 from visattn.models.plugins import load_plugin
 from visattn.registry import Registry
-from visattn.training.parsing import parse
 
 PLUGIN = """
 import torch

@@ -67,7 +67,7 @@ def test_a_run_is_stopped_between_two_steps(undrawn, monkeypatch, capsys, place,
     with monkeypatch.context() as patched:
         patched.setattr(place, name, once(getattr(place, name), signal.SIGTERM, at))
         assert main([*ACCUMULATED, "--name", "parts"]) == 143
-    assert "stopped and saved; go on with: python train.py --resume runs/parts" in capsys.readouterr().out
+    assert "stopped and saved; resume with: python train.py --resume runs/parts" in capsys.readouterr().out
     assert checkpoint(undrawn / "runs" / "parts")["global_step"] == steps
     assert main(["--resume", "runs/parts"]) == 0, capsys.readouterr().err
     assert_same_weights(undrawn / "runs" / "parts", undrawn / "runs" / "whole")
@@ -90,7 +90,7 @@ def test_a_resumed_run_that_is_stopped_before_its_first_step_still_has_its_state
     assert main([*TINY, "--epochs", "1"]) == 0, capsys.readouterr().err
     monkeypatch.setattr(Classifier, "configure_optimizers", once(Classifier.configure_optimizers, signal.SIGTERM))
     assert main([*TINY, "--resume"]) == 143
-    assert "stopped and saved; go on with:" in capsys.readouterr().out
+    assert "stopped and saved; resume with:" in capsys.readouterr().out
     assert checkpoint(undrawn / "runs" / "test_resnet_eca-digits")["global_step"] == 4
 
 
@@ -109,7 +109,7 @@ def test_the_progress_bar_gives_the_terminal_back(monkeypatch, capsys):
     assert main([*TINY, "--name", "parts"]) == 143
     said = capsys.readouterr().out
     assert said.count("\x1b[?25l") == said.count("\x1b[?25h") == 1  # the cursor, hidden and shown
-    assert said.endswith("go on with: python train.py --resume runs/parts\n")
+    assert said.endswith("resume with: python train.py --resume runs/parts\n")
 
 
 @LIGHTNING
@@ -153,7 +153,7 @@ def test_slurm_is_asked_to_start_the_job_again_and_the_run_goes_on(job, monkeypa
     assert main([*arguments, "--seed", "1"]) == 0  # the same job runs another command
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert main(arguments) == 0, capsys.readouterr().err
-    assert f"going on from {Path('runs') / 'mine-run2' / 'checkpoints' / 'last.ckpt'}" in capsys.readouterr().out
+    assert f"resuming from {Path('runs') / 'mine-run2' / 'checkpoints' / 'last.ckpt'}" in capsys.readouterr().out
     assert sorted(path.name for path in (job / "runs").iterdir()) == ["mine", "mine-run2", "mine-run3"]
     monkeypatch.setenv("SLURM_JOB_ID", "4243")
     assert main([*arguments, "--epochs", "2"]) == 0  # never seen before, whatever SLURM says
@@ -166,7 +166,7 @@ def test_slurm_may_refuse(job, monkeypatch, capsys):
     monkeypatch.setattr(Classifier, "training_step", once(Classifier.training_step, signal.SIGUSR1))
     assert main(TINY) == 128 + signal.SIGUSR1
     said = capsys.readouterr().out
-    assert "stopped and saved; go on with:" in said
+    assert "stopped and saved; resume with:" in said
     assert "scontrol requeue 4242 failed: Requested operation is not allowed" in said
 
 
@@ -268,7 +268,7 @@ def signal_within_step(folder, step, send, *arguments, launcher=()):
     time.sleep(0.5)  # torchrun passes it on
     (folder / f"hold_{step}").unlink()
     said, _ = process.communicate(timeout=120)
-    assert said.count("stopped and saved; go on with: python train.py --resume runs/parts") == 1, said
+    assert said.count("stopped and saved; resume with: python train.py --resume runs/parts") == 1, said
     return process.returncode, said
 
 

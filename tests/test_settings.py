@@ -6,8 +6,8 @@ import pytest
 import torch
 import yaml
 
+from visattn.cli.parsing import parse
 from visattn.files import configs_folder
-from visattn.training.parsing import parse
 from visattn.training.runs import find_run
 from visattn.training.settings import Settings
 from visattn.training.signals import Signals

@@ -1,6 +1,7 @@
 """Attention for computer vision: plug-in blocks, any of them in any backbone, trained and made visible."""
 
 from visattn.blocks import create_block, list_blocks, register_block
+from visattn.examination import examine
 from visattn.heatmaps import capture, explain, list_methods
 from visattn.models import attach, attachments, create_model, detach, load_model, load_state_dict, save_model
 from visattn.prediction import predict
@@ -15,6 +16,7 @@ __all__ = [
     "create_block",
     "create_model",
     "detach",
+    "examine",
     "explain",
     "list_blocks",
     "list_methods",

@@ -146,7 +146,7 @@ class Predictor:
             with evaluating(self.model), torch.no_grad():
                 output: Any = self.model(x.to(like.device, like.dtype))
         except torch.OutOfMemoryError as error:
-            raise ValueError("the device has not enough memory: lower the batch size") from error
+            raise ValueError("the device is out of memory: lower the batch size") from error
         except Exception as error:  # a network can refuse an image in any way it likes
             said = why_refused(error)
             raise ValueError(f"the model does not take images of {_times(x.shape[1:])} ({said})") from error
@@ -198,7 +198,7 @@ def _inputs(
         if isinstance(image, Tensor):
             yield from ((None, x) for x in _normalised(image))
             continue
-        preparation = preparation or _own_preparation(model)
+        preparation = preparation or own_preparation(model)
         if isinstance(image, str | PathLike):
             paths, missing = find_images([str(image)])
             for what, why in missing:
@@ -218,7 +218,8 @@ def _normalised(image: Tensor) -> Iterable[Tensor]:
     return image[None] if image.ndim == 3 else image
 
 
-def _own_preparation(model: nn.Module) -> Preparation:
+def own_preparation(model: nn.Module) -> Preparation:
+    """How a model wants its images, as timm's ``pretrained_cfg`` says it."""
     from visattn.data.preparation import Preparation
 
     if not getattr(model, "pretrained_cfg", None):

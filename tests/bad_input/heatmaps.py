@@ -53,8 +53,8 @@ CASES = [
     Command(
         "heatmap --weights model --image a.png --out site", "did not make ('manifest.json')", prepare=foreign_manifest
     ),
-    Command("heatmap --weights model --image a.png --out a.png", "--out: cannot write to 'a.png'"),
-    Command("heatmap --weights model --image a.png --out /dev/null", "--out: cannot write to '/dev/null'"),
+    Command("heatmap --weights model --image a.png --out a.png", "cannot write to 'a.png'"),
+    Command("heatmap --weights model --image a.png --out /dev/null", "cannot write to '/dev/null'"),
     Command("heatmap --weights model --image a.png --device meta", "device 'meta' cannot be used"),
     Command("heatmap --weights model --image a.png --device xla", "device 'xla' cannot be used"),
     Command("heatmap --weights model --image a.png --device CPU", "device 'CPU' cannot be used"),

@@ -1,18 +1,16 @@
-"""What the commands that look at images have in common: flags, the model, batches of images, and what is left out."""
+"""What the commands that look at images have in common: flags, the model, the images, and what is left out."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from visattn.data.preparation import Preparation
     from visattn.models.saved import Trained
@@ -75,16 +73,12 @@ def named_model(arguments: argparse.Namespace) -> tuple[Trained, Preparation]:
     return opened
 
 
-def batches(
-    arguments: argparse.Namespace, paths: Sequence[Path], left_out: LeftOut
-) -> Iterator[list[tuple[Path, NDArray[np.uint8]]]]:
-    """Images (H, W, 3), with a bar that shows how far it is."""
+@contextmanager
+def progress() -> Iterator[Callable[[list[Any]], Iterable[Any]]]:
+    """A bar that shows how far it is: wraps what is gone through."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from visattn.data.images import read_batches
-
     console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-        tracked: Any = progress.track(paths, description="images")
-        yield from read_batches(tracked, arguments.batch_size, lambda error: left_out.add(error.path, error.reason))
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        yield lambda items: bar.track(items, description="images")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, add_inputs, batches, named_images, named_model
+from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, add_inputs, named_images, named_model, progress
 
 if TYPE_CHECKING:
     from visattn.prediction import Prediction
@@ -44,6 +44,7 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict and print."""
+    from visattn.data.images import read_batches
     from visattn.files import to_json
     from visattn.prediction import Predictor
 
@@ -56,8 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     trained, preparation = named_model(arguments)
     predictor = Predictor(trained.model, trained.classes, arguments.top)
     found: list[Prediction] = []
-    for batch in batches(arguments, paths, left_out):
-        found += predictor(preparation.batch([image for _, image in batch]), [str(path) for path, _ in batch])
+    with progress() as track:
+        for batch in read_batches(track(paths), arguments.batch_size, left_out.add):
+            found += predictor(preparation.batch([image for _, image in batch]), [name for name, _ in batch])
     if not found:
         return NOTHING
     if arguments.json:

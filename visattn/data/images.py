@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -43,19 +44,28 @@ def find_images(given: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str
 
 
 def read_batches(
-    paths: Iterable[Path], size: int, bad: Callable[[BadImage], None]
-) -> Iterator[list[tuple[Path, NDArray[np.uint8]]]]:
-    """Images (H, W, 3), some at a time; those that cannot be read are reported and left out."""
-    batch = []
-    for path in paths:
-        try:
-            batch.append((path, read_image(path)))
-        except BadImage as error:
-            bad(error)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
+    pictures: Iterable[Path | NDArray[np.uint8]], size: int, leave_out: Callable[[str, str], None]
+) -> Iterator[list[tuple[str, NDArray[np.uint8]]]]:
+    """Names and images (H, W, 3), some at a time.
+
+    Args:
+        pictures: files, or images that are in memory already.
+        size: of a batch.
+        leave_out: told of files that cannot be read, and why.
+    """
+
+    def read() -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        for number, picture in enumerate(pictures):
+            if not isinstance(picture, Path):
+                yield f"image {number}", picture
+                continue
+            try:
+                yield str(picture), read_image(picture)
+            except BadImage as error:
+                leave_out(error.path, error.reason)
+
+    readable = read()
+    while batch := list(islice(readable, size)):
         yield batch
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+ON_SHEETS = 96  # images on the comparison sheets and the page
+
+Heatmap: TypeAlias = NDArray[np.float32]  # (H, W) in [0, 1]
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,27 @@ class Subject:
     def title(self) -> str:
         """The name, and what the model said."""
         return "  ·  ".join(filter(None, (self.name, self.said)))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found out about one image.
+
+    Args:
+        subject: for sheets and the page.
+        heatmaps: by method, at the model's resolution.
+        layers: by method, where they come from.
+        said: the predicted class and the target, with their probabilities; None for what there is not.
+        depth: the rollout after each layer, as large as the image.
+        heads: the attention of single heads by layer and head, as large as the image.
+    """
+
+    subject: Subject
+    heatmaps: dict[str, Heatmap]
+    layers: dict[str, tuple[str, ...]]
+    said: dict[str, Any]
+    depth: dict[str, Heatmap] = field(default_factory=dict)
+    heads: dict[tuple[str, int], Heatmap] = field(default_factory=dict)
 
 
 def with_probability(label: str, probability: float | None) -> str:

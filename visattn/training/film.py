@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from visattn.files import replacing
 from visattn.models.survey import uncompiled
+from visattn.report.heatmaps import draw_film
 
 Look: TypeAlias = Callable[[nn.Module, Tensor], Tensor]  # (B, 3, H, W) -> heatmaps (B, H, W) in [0, 1]
-Draw: TypeAlias = Callable[[Path, NDArray[np.uint8], dict[int, NDArray[np.float32]]], None]
 
 
 class Film(Callback):
@@ -29,14 +29,10 @@ class Film(Callback):
         images: (B, H, W, 3) in 0..255, as the person will see them,
         inputs: and as the model does, (B, 3, H, W).
         look: makes heatmaps.
-        draw: makes the picture of the frames, by epoch.
     """
 
-    def __init__(
-        self, folder: Path, every: int, images: NDArray[np.uint8], inputs: Tensor, look: Look, draw: Draw
-    ) -> None:
-        self.folder, self.every, self.images, self.inputs = folder, every, images, inputs
-        self.look, self.draw = look, draw
+    def __init__(self, folder: Path, every: int, images: NDArray[np.uint8], inputs: Tensor, look: Look) -> None:
+        self.folder, self.every, self.images, self.inputs, self.look = folder, every, images, inputs, look
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add a frame."""
@@ -49,7 +45,7 @@ class Film(Callback):
         if trainer.is_global_zero:
             with replacing(self.folder / "film" / f"epoch_{epoch:04}.npy") as partial, partial.open("wb") as stream:
                 np.save(stream, maps.half().cpu().numpy())
-            self.draw(self.folder / "film.png", self.images, read_frames(self.folder, epoch))
+            draw_film(self.folder / "film.png", self.images, read_frames(self.folder, epoch))
 
 
 def read_frames(folder: Path, last: int) -> dict[int, NDArray[np.float32]]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from lightning.pytorch import Trainer
 
 from visattn.data.datamodule import ImageData
 from visattn.training.classifier import Classifier
-from visattn.training.parsing import Request
-from visattn.training.processes import PROBLEMS, is_first, modules_of, one_line
+from visattn.training.errors import PROBLEMS, modules_of, one_line
+from visattn.training.ranks import is_first
 from visattn.training.runs import Run
 
 # What reads a checkpoint.
 RESTORING = "lightning.pytorch.trainer.connectors.checkpoint_connector"
 
 
-def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, request: Request) -> None:
+def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, arguments: Mapping[str, Any]) -> None:
     """Train. What Lightning cannot make out of a checkpoint, or of its own arguments, is said in one line."""
     if trainer.world_size == 1 and not is_first():
         raise ValueError(
@@ -27,7 +30,7 @@ def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, req
         passed, reason = modules_of(error), f"{type(error).__name__}: {one_line(error)[:200]}"
         if RESTORING in passed and not passed[-1].startswith("visattn."):
             raise ValueError(f"{str(run.checkpoint)!r} does not hold the state of a run ({reason})") from error
-        if request.trainer and passed[-1].startswith("lightning.") and not isinstance(error, PROBLEMS):
+        if arguments and passed[-1].startswith("lightning.") and not isinstance(error, PROBLEMS):
             raise ValueError(f"Lightning's trainer cannot go on like this: {reason}") from error
         raise
     if trainer.current_epoch == 0:

@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
-from visattn.training.processes import is_first
+from visattn.training.ranks import is_first
 
 ECHO = 2.0  # seconds in which a signal that comes again is still the same: schedulers and timeout(1) send it twice
 TOO_EARLY = "stopped before training began: nothing to save"

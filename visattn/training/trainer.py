@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 from typing_extensions import override
 
+from visattn.models.card import shown
 from visattn.training.averaging import Averaging
 from visattn.training.checkpoints import SafeCheckpointIO, load_checkpoint
 from visattn.training.interruption import Interruption, take_over
-from visattn.training.parsing import devices
 from visattn.training.progress import TrainingProgress
 from visattn.training.record import Record
 from visattn.training.runs import Run
@@ -86,7 +88,7 @@ def create_trainer(
         torch.set_float32_matmul_precision(settings.matmul_precision)
     arguments = {
         "max_epochs": settings.epochs,
-        "devices": _devices(settings.devices),
+        "devices": devices(settings.devices),
         "num_nodes": settings.num_nodes,
         "strategy": settings.strategy,
         "precision": settings.precision,
@@ -119,12 +121,24 @@ def create_trainer(
     return trainer
 
 
-def _devices(given: str) -> Any:
-    """How many, or which ones; Lightning would start any number of processes."""
-    value = devices(given)
-    if isinstance(value, int) and value > MOST_DEVICES:
+def devices(given: str) -> Any:
+    """How many, or which ones; Lightning itself would start any number of processes.
+
+    >>> devices("auto"), devices("2"), devices("[0, 2]")
+    ('auto', 2, [0, 2])
+    """
+    value: Any = given
+    if given != "auto":
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = ast.literal_eval(given)
+    if type(value) is int and value > MOST_DEVICES:
         raise ValueError(f"--devices must be at most {MOST_DEVICES}, got {value}")
-    return value
+    if value == "auto" or (type(value) is int and (value > 0 or value == -1)):
+        return value
+    numbers = isinstance(value, list) and value and all(type(each) is int and each >= 0 for each in value)
+    if numbers and len(set(value)) == len(value):
+        return value
+    raise ValueError(f"--devices {shown(given)}: a number, a list such as '[0, 2]', or auto")
 
 
 def _others(given: Any) -> list[Any]:

@@ -1,47 +1,89 @@
-"""The files that ``visattn heatmap`` writes."""
+"""A folder of heatmaps: the files of every image, the sheets and the page of all, and a manifest."""
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from visattn.cli.findings import Finding
 from visattn.files import made_by, replacing, write_json
 from visattn.report.figures import overlay, save_pixels
+from visattn.report.page import write_page
 from visattn.report.paths import draw_fixations
-from visattn.report.sheets import draw_channels, draw_grid, draw_strip
+from visattn.report.sheets import draw_channels, draw_comparison, draw_grid, draw_strip
+from visattn.report.stems import Stems
+from visattn.report.views import ON_SHEETS, Finding
 
 LETTERS = 12  # of a layer's name above a small picture
 KINDS = ("channels", "fixations", "grid", "depth")  # of pictures beside those of the methods
 
 
 MANIFEST = "manifest.json"
+PAGE = "index.html"
 MAKER = "visattn heatmap"  # as the manifest says it
 
 
-def make_folder(path: Path) -> None:
-    """Create it, and make sure that it holds nothing of anybody else's and can be written to; else raise ValueError."""
+class HeatmapFolder:
+    """A folder that is written image by image.
+
+    It is created, and must hold nothing of anybody else's; otherwise ValueError.
+
+    Args:
+        path: of the folder.
+        methods: that may be written.
+    """
+
+    def __init__(self, path: str | Path, methods: Iterable[str]) -> None:
+        self.path = Path(path)
+        self.entries: list[dict[str, Any]] = []
+        self.findings: list[Finding] = []  # on the sheets
+        self.layers: dict[str, list[str]] = {}
+        self._stems = Stems([*methods, *KINDS])
+        _make_folder(self.path)
+
+    def add(self, name: str, finding: Finding) -> None:
+        """Write the files of one image; ``name`` is the path it was read from, or what it is called."""
+        if not self.entries:
+            mark(self.path)
+        files = write_finding(self.path, self._stems.of(Path(name)), finding)
+        self.entries.append({"file": name, **finding.said, "files": files})
+        self.layers |= {method: list(names) for method, names in finding.layers.items()}
+        if len(self.findings) < ON_SHEETS:
+            self.findings.append(finding)
+
+    def finish(self, model: str, facts: Mapping[str, Any]) -> Path:
+        """Write what shows all images together, and the manifest; returns the page."""
+        title = f"What {model} looks at"
+        subjects = [finding.subject for finding in self.findings]
+        sheets = draw_comparison(self.path / "comparison.png", subjects, title)
+        write_page(self.path / PAGE, subjects, title)
+        together = {"images": self.entries, "sheets": [sheet.name for sheet in sheets], "page": PAGE}
+        write_manifest(self.path, {"model": model, **facts, **together})
+        return self.path / PAGE
+
+
+def _make_folder(path: Path) -> None:
+    """Create it, and make sure that it can be written to and holds nothing of anybody else's."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
         foreign = sorted(entry.name for entry in path.iterdir()) if made_by(path / MANIFEST) != MAKER else []
     except OSError as error:
-        raise ValueError(f"--out: cannot write to {str(path)!r} ({error.strerror})") from error
+        raise ValueError(f"cannot write to {str(path)!r} ({error.strerror})") from error
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise ValueError(
-            f"--out: {str(path)!r} holds what visattn heatmap did not make ({foreign[0]!r}{more}): name a new folder"
+            f"{str(path)!r} holds files that visattn heatmap did not make ({foreign[0]!r}{more}): name a new folder"
         )
 
 
 def mark(folder: Path) -> None:
-    """Say in a new folder who writes there, so that what is killed can be begun again."""
+    """Say in a new folder who writes there, so that a command that was killed can be run again."""
     if made_by(folder / MANIFEST) != MAKER:
         write_manifest(folder, {"images": []})
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from visattn.data.preparation import Preparation
-from visattn.heatmaps import Explanation, attention_heads, explain, relate
 from visattn.heatmaps.gates import Relation as Related
+from visattn.heatmaps.methods import attention_heads, explain, relate
 from visattn.heatmaps.request import class_scores
+from visattn.heatmaps.result import Explanation
 from visattn.heatmaps.targets import class_names, number_of_classes
-from visattn.models.saved import Trained
 from visattn.models.survey import evaluating
-from visattn.report.views import Channels, Fixations, Relation, Subject, View, with_probability
+from visattn.report.views import Channels, Finding, Fixations, Heatmap, Relation, Subject, View, with_probability
+
+if TYPE_CHECKING:
+    from visattn.data.preparation import Preparation
 
 LAYERS = 12  # whose relations are shown
-
-Heatmap = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -32,53 +32,40 @@ class Question:
 
     Args:
         methods: that fit the model.
-        target: the class to explain; if None the predicted one, as far as the model has classes.
         heads: the attention of single heads is wanted,
         head_layers, head_numbers: of these layers and heads; all if None.
         patches: what every patch attends to is wanted.
     """
 
     methods: tuple[str, ...]
-    target: int | None = None
     heads: bool = False
     head_layers: Sequence[str | int] | None = None
     head_numbers: Sequence[int] | None = None
     patches: bool = False
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What was found out about one image.
-
-    Args:
-        subject: for sheets and the page.
-        heatmaps: by method, at the model's resolution.
-        layers: by method, where they come from.
-        said: the predicted class and the target, with their probabilities; None for what there is not.
-        depth: the rollout after each layer, as large as the image.
-        heads: the attention of single heads by layer and head, as large as the image.
-    """
-
-    subject: Subject
-    heatmaps: dict[str, Heatmap]
-    layers: dict[str, tuple[str, ...]]
-    said: dict[str, Any]
-    depth: dict[str, Heatmap] = field(default_factory=dict)
-    heads: dict[tuple[str, int], Heatmap] = field(default_factory=dict)
-
-
 class Examiner:
     """Puts one question to a model, batch by batch.
 
     Args:
-        trained: the model.
+        model: in evaluation mode.
         preparation: of its images.
         question: what is asked.
+        target: the class to explain; if None the predicted one, as far as the model has classes.
+        number, classes: how many classes it has, and their names if they are known.
     """
 
-    def __init__(self, trained: Trained, preparation: Preparation, question: Question) -> None:
-        self.model, self.preparation, self.question = trained.model, preparation, question
-        self.number, self.classes = classes_of(trained, preparation)
+    def __init__(
+        self,
+        model: nn.Module,
+        preparation: Preparation,
+        question: Question,
+        target: int | None,
+        number: int,
+        classes: Sequence[str] | None,
+    ) -> None:
+        self.model, self.preparation, self.question = model, preparation, question
+        self.target, self.number, self.classes = target, number, classes
         self.failures: dict[str, str] = {}
 
     def _name(self, index: int) -> str:
@@ -95,7 +82,7 @@ class Examiner:
     def _said(self, probabilities: Tensor | None) -> dict[str, Any]:
         """What the manifest has of an image; a model with one class gives no probability."""
         predicted = None if probabilities is None else int(probabilities.argmax())
-        target = predicted if self.question.target is None else self.question.target
+        target = predicted if self.target is None else self.target
         said: dict[str, Any] = {}
         for index, prefix, key in ((target, "", "target"), (predicted, "predicted_", "predicted")):
             share = None if probabilities is None or index is None else float(probabilities[index])
@@ -117,7 +104,7 @@ class Examiner:
         for method in question.methods:
             try:
                 explained[method] = explain(
-                    self.model, x, method, question.target, classes=self.classes, frames=method == "rollout"
+                    self.model, x, method, self.target, classes=self.classes, frames=method == "rollout"
                 )
             except ValueError as error:
                 self.failures[method] = str(error)
@@ -188,12 +175,14 @@ class Examiner:
         return Fixations(_array(found.extra["fixations"][number]), (width * across, height * down))
 
 
-def classes_of(trained: Trained, preparation: Preparation) -> tuple[int, Sequence[str] | None]:
+def classes_of(
+    model: nn.Module, names: Sequence[str] | None, preparation: Preparation
+) -> tuple[int, Sequence[str] | None]:
     """How many classes a model has (0 for an encoder or a segmenter), and their names if they are known."""
-    device = next(trained.model.parameters()).device
-    with evaluating(trained.model):
-        number = number_of_classes(trained.model, torch.zeros(1, *preparation.size, device=device))
-    names = trained.classes or class_names(number)
+    device = next(model.parameters()).device
+    with evaluating(model):
+        number = number_of_classes(model, torch.zeros(1, *preparation.size, device=device))
+    names = names or class_names(number, model)
     return number, names if names is not None and len(names) == number else None
 
 

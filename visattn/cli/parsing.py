@@ -6,10 +6,8 @@ holds on the command line; code of one's own comes in with ``--plugin`` (:mod:`v
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -137,22 +135,6 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> Request:
             raise ValueError(f"{field.name} is empty; leave it out for its default, {field.default!r}")
     settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
     return Request(settings, {key: objects.trainer[key] for key in chosen}, chosen)
-
-
-def devices(value: str) -> Any:
-    """How many, or which ones.
-
-    >>> devices("auto"), devices("2"), devices("[0, 2]")
-    ('auto', 2, [0, 2])
-    """
-    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-        given = value if value == "auto" else ast.literal_eval(value)
-        which = given if isinstance(given, list) else []
-        if given == "auto" or (type(given) is int and (given > 0 or given == -1)):
-            return given
-        if which and all(type(each) is int and each >= 0 for each in which) and len(set(which)) == len(which):
-            return given
-    raise ValueError(f"--devices {shown(value)}: a number, a list such as '[0, 2]', or auto")
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -16,11 +16,11 @@ from visattn.data.datamodule import Examples, ImageData
 from visattn.heatmaps import Looks, explain, grad_cam, look_at, on_mask
 from visattn.models.survey import evaluating
 from visattn.report.curves import draw_confusion, draw_curves, read_confusion
-from visattn.report.heatmaps import Answer, draw_film, draw_heatmaps
+from visattn.report.heatmaps import Answer, draw_heatmaps
 from visattn.report.paths import draw_paths
 from visattn.report.views import Fixations
 from visattn.training.film import Film, Look
-from visattn.training.processes import on_first_process
+from visattn.training.ranks import on_first_process
 from visattn.training.settings import Settings
 
 FILMED, SHOWN = 6, 12  # validation images
@@ -39,7 +39,7 @@ def create_film(folder: Path, settings: Settings, model: nn.Module, data: ImageD
     except ValueError as error:
         on_first_process(print, f"note: no heatmaps of this model, since {error}")
         return []
-    return [Film(folder, every, np.stack(examples.images), inputs, look, draw_film)]
+    return [Film(folder, every, np.stack(examples.images), inputs, look)]
 
 
 def _way_to_look(model: nn.Module, inputs: Tensor) -> tuple[str, Look]:

@@ -1,0 +1,119 @@
+"""``visattn.examine``: what the command does, in one line of Python."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import visattn
+from visattn.cli import main
+from visattn.models.saved import Trained
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return timm.create_model("test_vit", num_classes=2)
+
+
+def pixels(seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (40, 60, 3), np.uint8)
+
+
+def test_heatmaps_and_answers_of_every_image(model):
+    found = visattn.examine(
+        model, [pixels(0), Image.fromarray(pixels(1))], ["rollout", "chefer"], classes=["cat", "dog"]
+    )
+    assert (found.number, found.left_out, found.page) == (2, (), None)
+    first, second = found.findings
+    assert list(first.heatmaps) == ["rollout", "chefer"]
+    assert first.heatmaps["rollout"].shape == (160, 160)
+    assert first.said["class"] in ("cat", "dog")
+    assert not np.array_equal(first.heatmaps["rollout"], second.heatmaps["rollout"])
+
+
+def test_the_same_as_explain(model):
+    from visattn.prediction import own_preparation
+
+    x = own_preparation(model).batch([pixels()])
+    expected = visattn.explain(model, x, "chefer", 1).heatmap[0].numpy()
+    (finding,) = visattn.examine(model, pixels(), "chefer", target=1).findings
+    np.testing.assert_array_equal(finding.heatmaps["chefer"], expected)
+
+
+def test_the_same_as_the_command(model, elsewhere, capsys):
+    visattn.save_model(model, "model", classes=["cat", "dog"])
+    for number in range(3):
+        Image.fromarray(pixels(number)).save(f"{number}.png")
+    options = ["--method", "rollout", "--target", "dog", "--layers", "0,1", "--out", "command"]
+    assert main(["heatmap", "--weights", "model", "--image", "0.png", "1.png", "2.png", *options]) == 0
+    capsys.readouterr()
+    found = visattn.examine(
+        "model", ["0.png", "1.png", "2.png"], "rollout", target="dog", layers=[0, 1], out="function", batch_size=2
+    )
+    assert found.page == elsewhere.joinpath("function/index.html").relative_to(elsewhere)
+    assert found.number == 3
+    names = sorted(path.name for path in elsewhere.joinpath("command").iterdir())
+    assert names == sorted(path.name for path in elsewhere.joinpath("function").iterdir())
+    manifests = [json.loads(elsewhere.joinpath(out, "manifest.json").read_text()) for out in ("command", "function")]
+    assert [each["files"] for each in manifests[0]["images"]] == [each["files"] for each in manifests[1]["images"]]
+    maps = [np.load(elsewhere / out / "1_rollout.npy") for out in ("command", "function")]
+    np.testing.assert_allclose(*maps, atol=1e-6)
+
+
+def test_the_model_is_left_as_it_was(model):
+    model.train()
+    model.blocks[1].eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    try:
+        visattn.examine(model, pixels(), "gradcam")
+        assert {name: module.training for name, module in model.named_modules()} == before
+    finally:
+        model.train()
+
+
+def test_what_is_left_out_is_said_and_kept(model, elsewhere):
+    elsewhere.joinpath("broken.png").write_bytes(b"no image")
+    Image.fromarray(pixels()).save("good.png")
+    told = []
+    found = visattn.examine(
+        model, ["broken.png", "good.png", "missing.png"], ["rollout", "gates"], note=lambda *each: told.append(each)
+    )
+    assert tuple(told) == found.left_out
+    assert [what for what, _ in found.left_out] == ["missing.png", "gates", "broken.png"]
+    assert found.number == 1
+
+
+def test_progress_can_be_shown(model):
+    seen = []
+
+    def track(images):
+        for image in images:
+            seen.append(image.shape)
+            yield image
+
+    visattn.examine(model, [pixels(), pixels(1)], "rollout", track=track)
+    assert seen == [(40, 60, 3)] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods": "rolout"}, "did you mean 'rollout'"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"device": "cpu"}, "stays where it is"),
+        ({"target": "cow"}, "cannot be found by name"),
+        ({"layers": [9]}, "has 6 attention layers"),
+        ({"model": 5}, "the model is a network"),
+        ({"model": "nowhere"}, "there is no file and no folder 'nowhere'"),
+        ({"images": 5}, "an image is a file"),
+        ({"model": Trained(torch.nn.Linear(2, 2), "linear", "none")}, "does not say how it wants its images"),
+    ],
+)
+def test_bad_input(model, change, message):
+    arguments = {"model": model, "images": pixels(), "methods": "rollout", **change}
+    with pytest.raises((ValueError, TypeError), match=message):
+        visattn.examine(**arguments)

@@ -1,0 +1,223 @@
+"""What a model looks at in images: heatmaps by several methods, as arrays, pictures and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import nn
+
+from visattn.heatmaps import METHODS, attention_heads, list_methods
+from visattn.heatmaps.findings import Examiner, Question, classes_of
+from visattn.heatmaps.targets import resolve
+from visattn.models.saved import Trained
+from visattn.models.survey import evaluating
+from visattn.prediction import open_model, own_preparation
+
+if TYPE_CHECKING:
+    from visattn.data.images import InMemory
+    from visattn.data.preparation import Preparation
+    from visattn.report.folder import HeatmapFolder
+    from visattn.report.views import Finding
+
+DEFAULT = ("rollout", "chefer", "gradcam", "gates", "glimpses")  # those of them that fit,
+OTHERWISE = ("input_gradient", "eigencam")  # or the first of these
+WITH_PATCHES = 24  # images, up to which the page has the relations of patches
+
+Picture: TypeAlias = "str | PathLike[str] | InMemory"
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found out about images.
+
+    Args:
+        findings: one per image; if they were written to a folder, only those on its page.
+        number: how many images were examined.
+        left_out: what could not be done, each with the reason.
+        page: the page, if a folder was written.
+    """
+
+    findings: tuple[Finding, ...]
+    number: int
+    left_out: tuple[tuple[str, str], ...]
+    page: Path | None = None
+
+
+def examine(
+    model: nn.Module | str | PathLike[str] | Trained,
+    images: Picture | Sequence[Picture],
+    methods: str | Sequence[str] | None = None,
+    *,
+    target: int | str | None = None,
+    out: str | PathLike[str] | HeatmapFolder | None = None,
+    layers: str | Sequence[str | int] | None = None,
+    heads: str | Sequence[int] | None = None,
+    classes: Sequence[str] | None = None,
+    preparation: Preparation | None = None,
+    batch_size: int = 8,
+    device: str | torch.device | None = None,
+    note: Callable[[str, str], None] | None = None,
+    track: Callable[[list[Any]], Iterable[Any]] | None = None,
+) -> Examination:
+    """What a model looks at in images, by several methods; the model is left as it was found.
+
+    Args:
+        model: the folder of a run, one of its checkpoints, or a network, timm's or yours.
+        images: files, folders, pictures of Pillow's, or arrays (H, W, 3) or (H, W) of uint8; one or a list.
+        methods: see :func:`visattn.list_methods`; a few that fit unless given.
+        target: the class to explain, by number or name; the predicted one unless given.
+        out: a folder to write pictures, arrays, a page and a manifest to.
+        layers: also show the attention of single heads, of these layers (names or numbers, or ``"all"``),
+        heads: and of these heads (numbers, or ``"all"``).
+        classes: names of the classes in order; a run knows them, and those of ImageNet are known.
+        preparation: how images become tensors; what the card of a run says, or timm of its models, unless given.
+        batch_size: images at a time.
+        device: where to compute what is loaded from a path; cuda if there is one. A model stays where it is.
+        note: called at once with what is left out, and why.
+        track: wraps the list of images, as ``tqdm`` does, to show progress.
+
+    >>> import numpy, timm
+    >>> model = timm.create_model("test_vit", num_classes=2)
+    >>> found = examine(model, numpy.zeros((80, 60, 3), "uint8"), "rollout", classes=["cat", "dog"])
+    >>> found.findings[0].heatmaps["rollout"].shape
+    (160, 160)
+    """
+    from visattn.data.images import read_batches
+
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    wanted = _several(methods)
+    for name in wanted or ():
+        METHODS[name]  # raises if it is unknown
+    left_out: list[tuple[str, str]] = []
+
+    def leave_out(what: str, why: str) -> None:
+        left_out.append((what, why))
+        if note is not None:
+            note(what, why)
+
+    pictures = _find(images, leave_out)
+    folder = _folder(out)
+    trained, prepared = _opened(model, device, preparation)
+    with evaluating(trained.model):
+        number, names = classes_of(trained.model, trained.classes if classes is None else classes, prepared)
+        index = None if target is None else resolve(target, 1, number, names)
+        question = _question(trained, prepared, wanted, layers, heads, len(pictures), leave_out)
+        examiner = Examiner(trained.model, prepared, question, None if index is None else int(index[0]), number, names)
+        findings: list[Finding] = []
+        count = 0
+        batches = read_batches(pictures if track is None else track(pictures), batch_size, leave_out)
+        for batch in batches if question.methods or question.heads else ():
+            try:
+                found = examiner.examine([Path(name).name for name, _ in batch], [pixels for _, pixels in batch])
+            except torch.OutOfMemoryError as error:
+                raise ValueError("the device is out of memory: lower the batch size") from error
+            count += len(found)
+            if folder is None:
+                findings += found
+            else:
+                for (name, _), finding in zip(batch, found, strict=True):
+                    folder.add(name, finding)
+    for what, why in examiner.failures.items():
+        leave_out(what, why)
+    if folder is None or not count:
+        return Examination(tuple(findings), count, tuple(left_out))
+    page = folder.finish(trained.name, _facts(trained, prepared, folder, left_out))
+    return Examination(tuple(folder.findings), count, tuple(left_out), page)
+
+
+def _several(given: Any) -> list[Any] | None:
+    return None if given is None else list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _find(images: Any, leave_out: Callable[[str, str], None]) -> list[Any]:
+    """Paths of files, and what is in memory."""
+    from visattn.data.images import as_rgb, find_images
+
+    found: list[Any] = []
+    for image in _several(images) or ():
+        if isinstance(image, str | PathLike):
+            paths, missing = find_images([str(image)])
+            for what, why in missing:
+                leave_out(what, why)
+            found += paths
+        else:
+            found.append(as_rgb(image))
+    return found
+
+
+def _folder(out: Any) -> HeatmapFolder | None:
+    if out is None:
+        return None
+    from visattn.report.folder import HeatmapFolder
+
+    return out if isinstance(out, HeatmapFolder) else HeatmapFolder(out, METHODS)
+
+
+def _opened(model: Any, device: Any, preparation: Preparation | None) -> tuple[Trained, Preparation]:
+    if isinstance(model, str | PathLike):
+        trained, own = open_model(None, str(model), device)
+        return trained, preparation or own
+    if device is not None:
+        raise ValueError("device is for models that are loaded from a path; this one stays where it is: move it")
+    if not isinstance(model, Trained):
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"the model is a network, or the folder or checkpoint of a run, got {type(model).__name__}")
+        model = Trained(model, type(model).__name__, "in memory")
+    return model, preparation or own_preparation(model.model)
+
+
+def _question(
+    trained: Trained,
+    preparation: Preparation,
+    methods: list[str] | None,
+    layers: str | Sequence[str | int] | None,
+    heads: str | Sequence[int] | None,
+    images: int,
+    leave_out: Callable[[str, str], None],
+) -> Question:
+    """What to find out about every image; what does not fit the model is left out."""
+    like = next(trained.model.parameters())
+    example = torch.zeros(1, *preparation.size).to(like.device)
+    fitting = list_methods(trained.model, example)
+    chosen = [name for name in methods or DEFAULT if name in fitting]
+    if not methods and not chosen:
+        chosen = [name for name in OTHERWISE if name in fitting][:1]
+        if not chosen:
+            reason = fitting.reasons[OTHERWISE[-1]]
+            raise ValueError(f"no method for {trained.name} ({reason}): name one of {', '.join(fitting)}")
+    for name in methods or ():
+        if name in fitting.reasons:
+            leave_out(name, f"does not fit {trained.name}: {fitting.reasons[name]}")
+    grid = layers is not None or heads is not None
+    head_layers = None if layers == "all" else _several(layers)
+    head_numbers = None if heads == "all" else _several(heads)
+    if grid and "attention" not in fitting:
+        grid = False
+        leave_out("layers and heads", f"do not fit {trained.name}: {fitting.reasons['attention']}")
+    if grid:
+        attention_heads(trained.model, example, head_layers, head_numbers)  # raises if there is no such layer or head
+    patches = "attention" in fitting and images <= WITH_PATCHES
+    return Question(tuple(dict.fromkeys(chosen)), grid, head_layers, head_numbers, patches)
+
+
+def _facts(
+    trained: Trained, preparation: Preparation, folder: HeatmapFolder, left_out: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """What the manifest says beside the images."""
+    import visattn
+
+    return {
+        "weights": trained.weights,
+        "input": asdict(preparation),
+        "methods": {
+            method: {"of_class": METHODS[method].of_class, "layers": layers} for method, layers in folder.layers.items()
+        },
+        "left_out": [{"what": what, "why": why} for what, why in left_out],
+        "versions": {"visattn": visattn.__version__, "torch": torch.__version__},
+    }

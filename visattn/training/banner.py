@@ -1,0 +1,42 @@
+"""What a run says before it begins."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Trainer
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from visattn.counting import count_parameters
+from visattn.data.datamodule import ImageData
+from visattn.data.readers import Source
+from visattn.training.classifier import Classifier
+from visattn.training.runs import Run
+
+
+def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer) -> None:
+    """Say what is about to happen."""
+    settings, source = classifier.settings, data.source
+    name = settings.model if settings.attn is None else f"{settings.model} with {settings.attn}"
+    trained = count_parameters(classifier.model)
+    total = sum(parameter.numel() for parameter in classifier.model.parameters())
+    parameters = f"{total:,} parameters" if trained == total else f"{trained:,} of {total:,} parameters"
+    processes = f" in {trainer.world_size} processes" if trainer.world_size > 1 else ""
+    pixels = " x ".join(map(str, data.preparation.size[1:]))
+    print(f"{name}, {parameters}, on {settings.data}: {len(source.classes)} classes, {pixels} pixels")
+    if isinstance(source, Source):
+        print(f"{len(source.train):,} images to train on, {len(source.val):,} to validate on")
+        for note in source.notes:
+            print(f"note: {note}")
+    if settings.freeze_backbone and not settings.pretrained and run.checkpoint is None:
+        print("note: --freeze-backbone without --pretrained: the backbone keeps its random weights")
+    print(f"{trainer.accelerator.__class__.__name__.removesuffix('Accelerator')}{processes}, writing to {run.folder}/")
+    if run.checkpoint is not None:
+        print(f"resuming from {run.checkpoint}")
+    elif settings.resume is not None:
+        print(f"nothing to resume in {run.folder}/ yet: starting from the beginning")
+    if trainer.world_size > 1 and trainer.accelerator.name() == "cpu" and _has_batch_norm(classifier.model):
+        print("note: SyncBatchNorm runs on GPUs only; each process normalises its own batches")
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, _BatchNorm) for module in model.modules())

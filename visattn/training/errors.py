@@ -1,0 +1,32 @@
+"""What can go wrong in a run, as one line."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+# What a person can do something about; anything else is a mistake of ours and shows where it happened.
+PROBLEMS = (ValueError, OSError, FloatingPointError, MemoryError, torch.OutOfMemoryError, MisconfigurationException)
+
+# How torch says that a CPU is out of memory; it has no exception of its own for that.
+NO_MEMORY = "DefaultCPUAllocator: "
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        reason = str(error).split(".")[0]
+        return f"the device is out of memory: lower --batch-size, or raise --accumulate ({reason})"
+    if isinstance(error, MemoryError):
+        return f"out of memory: lower --batch-size or --image-size ({' '.join(str(error).split())[:100]})"
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename!r}" if error.filename else ""
+        return f"{error.strerror}{where}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def modules_of(error: BaseException) -> list[str]:
+    """The modules that an error came through, the one that raised it last."""
+    return [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]

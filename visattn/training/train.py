@@ -1,0 +1,83 @@
+"""The story of a training run, from its settings to the last picture."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from visattn.models import load_model
+from visattn.models.plugins import changed_plugins, check_plugins
+from visattn.models.saved import write_model
+from visattn.models.weights import card_of, model_weights
+from visattn.training.banner import announce
+from visattn.training.building import card, create_classifier, create_data, create_source
+from visattn.training.checkpoints import check_resumable, load_checkpoint
+from visattn.training.fitting import fit
+from visattn.training.optimisation import check_optimizer_state
+from visattn.training.pictures import create_film, draw_outcome
+from visattn.training.ranks import end_together, is_first, on_first_process
+from visattn.training.record import read_rows
+from visattn.training.runs import Run, claimed, find_run, start
+from visattn.training.settings import Settings
+from visattn.training.signals import Signals
+from visattn.training.trainer import create_trainer
+
+
+def train(settings: Settings, arguments: Mapping[str, Any], config: str, signals: Signals) -> None:
+    """One run.
+
+    Args:
+        settings: of the run.
+        arguments: of Lightning's trainer.
+        config: all of this as the text of a ``config.yaml``.
+        signals: end the run early.
+    """
+    began = time.perf_counter()
+
+    # A folder of its own, or that of the run to resume.
+    with claimed(settings, config) if is_first() else nullcontext(find_run(settings, config)) as run:
+        # Images, a model for them, and the images again as this model wants them.
+        source = create_source(settings)
+        state, known = read_state(run)
+        classifier = create_classifier(settings, source, resumed=run.checkpoint is not None)
+        data = create_data(settings, source, classifier.model)
+        classifier.card = card(settings, source, data, classifier.model)
+        if state is not None:  # before anything is written
+            check_resumable(state, known, classifier.model, settings, source.classes)
+            check_optimizer_state(state, classifier.model, settings)
+            if run.best.is_file():  # is read when all is done, and that may be days
+                check_resumable(load_checkpoint(run.best), known, classifier.model, settings, source.classes)
+        del state  # Lightning reads it again
+        film = create_film(run.folder, settings, classifier.model, data)
+        trainer = create_trainer(settings, run, arguments, signals, film)
+        on_first_process(start, run, config)
+    on_first_process(announce, run, classifier, data, trainer)
+
+    fit(trainer, classifier, data, run, arguments)
+
+    # What is left: weights with a card, and pictures.
+    data.report_bad_images()
+    if is_first():
+        rows, kept = read_rows(run), load_checkpoint(run.best)
+        best = next(row for row in rows if row["epoch"] == kept["epoch"] + 1)
+        said = {key: value if value is None or math.isfinite(value) else None for key, value in best.items()}
+        write_model(run.folder, model_weights(kept), {**classifier.card, "best": said})
+        model, _ = load_model(run.folder)
+        draw_outcome(run.folder, model, data, rows)
+        print(f"\n{run.summary(best, time.perf_counter() - began)}")
+    end_together()
+
+
+def read_state(run: Run) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The checkpoint of a run to resume, and its card; raises if the model needs a plugin that is not there."""
+    if run.checkpoint is None:
+        return None, {}
+    state = load_checkpoint(run.checkpoint)
+    known = card_of(state, run.checkpoint) or {}
+    check_plugins(known, run.checkpoint)
+    for plugin in changed_plugins(known):
+        on_first_process(print, f"note: {plugin} has changed since the run began")
+    return state, known
