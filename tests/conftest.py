@@ -1,3 +1,4 @@
+import os
 import sys
 from collections import defaultdict
 
@@ -8,6 +9,10 @@ import torch
 from visattn.blocks import base
 from visattn.models import plugins
 from visattn.registry import Registry
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # the processes share the cores; with more threads than cores they only wait
+    os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
