@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.blocks import DEFAULTS, Case
+from tests.tiers import mostly_slow
 
 every_block = pytest.mark.parametrize("case", DEFAULTS, ids=lambda case: case.id)
 
@@ -46,7 +47,10 @@ def test_exports(case, x):
     torch.testing.assert_close(program.module()(other), block(other), rtol=1e-4, atol=1e-5)
 
 
-@every_block
+SAMPLE = ("se", "cbam", "nonlocal", "hard")
+
+
+@pytest.mark.parametrize("case", mostly_slow(DEFAULTS, *SAMPLE, key=lambda case: case.name), ids=lambda case: case.id)
 def test_runs_in_onnxruntime(case, x, tmp_path):
     block = case.build(dtype=torch.float32)
     file = tmp_path / "block.onnx"

@@ -110,10 +110,14 @@ def test_bfloat16(case):
 def test_autocast(case):
     block = case.build(dtype=torch.float32).train()
     x = torch.randn(2, case.channels, 7, 5, requires_grad=True)
+    generator = torch.get_rng_state()
+    expected = block(x)
+    torch.set_rng_state(generator)  # for blocks that draw
     with torch.autocast("cpu", torch.bfloat16):
         output = block(x)
     output.float().sum().backward()
-    assert output.isfinite().all()
+    assert x.grad.isfinite().all()
+    torch.testing.assert_close(output.float(), expected, rtol=0.1, atol=0.05 * float(expected.detach().abs().max()))
 
 
 @every_block
@@ -121,7 +125,9 @@ def test_channels_last(case):
     block = case.build(dtype=torch.float32)
     x = torch.randn(2, case.channels, 7, 5)
     last = copy.deepcopy(block).to(memory_format=torch.channels_last)
-    torch.testing.assert_close(last(x.to(memory_format=torch.channels_last)), block(x), rtol=1e-4, atol=1e-5)
+    output = last(x.to(memory_format=torch.channels_last))
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(output, block(x), rtol=1e-4, atol=1e-5)
 
 
 @every_block
@@ -149,17 +155,20 @@ def test_copies(case, duplicate):
 
 @every_block
 def test_trains(case):
-    """One step on a batch moves every weight that a gradient reaches, from the block's own initialisation."""
-    block = visattn.create_block(case.name, case.channels)
-    optimiser = torch.optim.SGD(block.parameters(), lr=0.1) if list(block.parameters()) else None
-    x = torch.randn(4, case.channels, 7, 5)
-    loss = (block(x) - torch.randn_like(x)).square().mean()
-    if optimiser:
-        before = [p.clone() for p in block.parameters()]
-        loss.backward()
+    """From the block's own initialisation, the loss on a batch falls, in whatever way the block draws."""
+    block = visattn.create_block(case.name, 32)
+    if not list(block.parameters()):
+        return
+    optimiser = torch.optim.Adam(block.parameters(), lr=0.01)
+    x, wanted = torch.randn(2, 4, 32, 7, 5)
+    losses = []
+    for _ in range(100):
+        torch.manual_seed(0)
+        losses.append((block(x) - wanted).square().mean())
+        optimiser.zero_grad()
+        losses[-1].backward()
         optimiser.step()
-        assert any(not torch.equal(p, q) for p, q in zip(before, block.parameters(), strict=True))
-    assert loss.isfinite()
+    assert losses[-1] < losses[0]
 
 
 @every_block

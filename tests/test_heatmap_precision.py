@@ -1,7 +1,7 @@
 """Heatmaps in half precision: no further from those in single precision than the model's own rounding carries them.
 
-How far that is, is measured: the model runs in single precision, and what each of its layers returns is rounded, or
-moved by as much as rounding may move it.
+How far that is, is measured: the model runs in single precision, and what each of its layers returns, and the gradient
+that comes back to it, is rounded, or moved by as much as rounding may move it.
 """
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 import visattn
 from tests.models import model_and_images
 
-BOUND = 2  # times what rounding in the forward pass explains; backward passes round too
+BOUND = 3  # times what this explains: inside a layer numbers are rounded several times; a mistake of ours costs 30
 CAMS = ["eigencam", "gradcam", "gradcam++", "hirescam", "layercam", "xgradcam"]  # the others take hundreds of passes
 METHODS = {
     "test_vit": ["attention", "rollout", "chefer", "grad_rollout", "legrad", "input_gradient", *CAMS],
@@ -31,10 +31,17 @@ def rounded(dtype, seed):
     """A hook that rounds what a layer returns; with a seed, one that moves it at random as far as rounding could."""
     generator = torch.Generator().manual_seed(seed)
 
-    def hook(_module, _args, output):
+    def round_off(x):
         if seed == 0:
-            return output + (output.to(dtype).float() - output).detach()
-        return output * (1 + torch.finfo(dtype).eps * (2 * torch.rand(output.shape, generator=generator) - 1))
+            return x.to(dtype).float()
+        return x * (1 + torch.finfo(dtype).eps * (2 * torch.rand(x.shape, generator=generator) - 1))
+
+    def hook(_module, _args, output):
+        moved = round_off(output)
+        output = output + (moved - output).detach() if seed == 0 else moved
+        if output.requires_grad:
+            output.register_hook(round_off)
+        return output
 
     return hook
 
@@ -61,7 +68,7 @@ def test_every_method_is_as_exact_as_its_model(name, method, way):
     model, images = model_and_images(name, number=1)
     target = model(images).argmax(1).tolist()
     true = visattn.explain(model, images, method, target).raw
-    error = max(distance(explained(model, images, method, target, WAYS[way], seed), true) for seed in range(2))
+    error = max(distance(explained(model, images, method, target, WAYS[way], seed), true) for seed in range(4))
     found = in_half_precision(way, model, images, method, target)
     assert found.isfinite().all()
     assert distance(found, true) <= BOUND * error

@@ -40,6 +40,7 @@ def peak_memory(kind):
     return float(result.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from Linux's /proc")
 def test_a_quarter_of_the_explicit_form():
     explicit, fused = peak_memory("explicit"), peak_memory("fused")

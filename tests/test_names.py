@@ -157,7 +157,7 @@ def test_pretrained_weights_load_and_the_output_is_the_backbones(create, name, w
     model = create(name, pretrained=True, pretrained_cfg_overlay=overlay).eval()
     x = torch.rand(1, 3, 224, 224)
     assert torch.equal(model(x), plain(x))
-    assert any(one.gain is not None for one in visattn.attachments(model).values())
+    assert all(one.gain is not None for one in visattn.attachments(model).values())
     assert model.pretrained_cfg["architecture"] == name.partition(".")[0]
 
 

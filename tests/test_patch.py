@@ -10,6 +10,7 @@ import torch
 
 import visattn
 from tests.models import model_and_images
+from tests.tiers import mostly_slow
 from visattn.models import PatchAttention
 from visattn.models.names import PATCH_ATTENTION
 from visattn.models.patch import Patch
@@ -129,9 +130,10 @@ def test_copies():
         assert torch.equal(other(x), model(x))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"score": "cosine"}, {"distribution": "entmax15"}, {"scope": "local_2d"}], ids=str
-)
+OPTIONS = [{}, {"score": "cosine"}, {"distribution": "entmax15"}, {"scope": "local_2d"}]
+
+
+@pytest.mark.parametrize("options", mostly_slow(OPTIONS, "{}", key=str), ids=str)
 def test_compiles_without_graph_breaks(options):
     torch._dynamo.reset()
     model, x = model_and_images("test_vit")

@@ -49,7 +49,11 @@ def test_the_table_lists_every_block():
     assert f"{len(visattn.list_blocks())} plug-in blocks" in README
 
 
-@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md"])
-def test_links_lead_somewhere(file):
-    for target in re.findall(r"\]\(([^)h#][^)]*)\)", (ROOT / file).read_text()):
-        assert (ROOT / target).exists(), target
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        if not re.match(r"https?://", target):
+            assert (page.parent / target).exists(), target

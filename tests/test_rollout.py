@@ -10,6 +10,7 @@ import visattn
 from tests.models import model_and_images
 from tests.reference.heatmaps import by_hand, rollout, vit
 from tests.test_capture import arrays, small_vit
+from tests.tiers import mostly_slow
 from visattn.heatmaps.calls import Fused
 from visattn.heatmaps.geometry import Geometry, Grid, Layer, Tokens
 from visattn.heatmaps.propagation import Propagation, discard_smallest, fuse_heads
@@ -113,7 +114,7 @@ def test_legrad_equals_the_oracle(case):
         np.testing.assert_allclose(raw.flatten(), rollout.legrad(gradients, 1), atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["cait_xxs24_224", "xcit_nano_12_p8_224", "convit_tiny"])
+@pytest.mark.parametrize("name", mostly_slow(["cait_xxs24_224", "xcit_nano_12_p8_224", "convit_tiny"], "convit_tiny"))
 def test_legrad_needs_a_class_token_in_every_block(name):
     model, images = model_and_images(name, number=1)
     assert "plain transformer" in visattn.list_methods(model, images).reasons["legrad"]
@@ -149,7 +150,7 @@ METHODS = ["attention", "rollout", "grad_rollout", "chefer", "legrad", "gradcam"
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["test_vit", "swin_tiny_patch4_window7_224"])
+@pytest.mark.parametrize("name", mostly_slow(["test_vit", "swin_tiny_patch4_window7_224"], "test_vit"))
 def test_results_do_not_depend_on_batch_mates(name, method):
     model, images = model_and_images(name, number=3)
     if method not in visattn.list_methods(model):

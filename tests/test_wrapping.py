@@ -353,6 +353,7 @@ def test_tokens_that_are_no_map_are_refused():
         copy.deepcopy(model.eval().blocks[0])(torch.rand(1, 21, 64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_compiled_for_several_shapes(dynamic):
     torch._dynamo.reset()

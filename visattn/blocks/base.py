@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import numbers, whole
@@ -146,6 +147,12 @@ class SeveralNumbers:
                 f"the batch norm of block {self.block!r} sees one number per channel, so it cannot be trained on a "
                 "single image: take batches of two or more, or put it into evaluation mode"
             )
+
+
+def laid_out_like(x: Tensor, other: Tensor) -> Tensor:
+    """A map in the memory layout of another one, so that a channels-last network stays one behind the block."""
+    last = other.is_contiguous(memory_format=torch.channels_last) and not other.is_contiguous()
+    return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 class Gate(nn.Module, ABC):

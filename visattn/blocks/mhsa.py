@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn.blocks.base import register_block
+from visattn.blocks.base import laid_out_like, register_block
 from visattn.core.arguments import positive
 from visattn.core.attention import fused_attention
 from visattn.core.scores import dot
@@ -107,4 +107,5 @@ class MultiHeadSelfAttention2d(nn.Module):
         """(B, C, H, W) -> (B, C, H, W)."""
         query, key, value = self._tokens(x)
         context = fused_attention(query, key, value, scale=self.head_dim**-0.5)
-        return context.mT.flatten(1, 2).unflatten(2, x.shape[2:])
+        tokens = context.transpose(1, 2).flatten(2)  # (B, N, C)
+        return laid_out_like(tokens.mT.unflatten(2, x.shape[2:]), x)

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn.blocks.base import reduced, register_block
+from visattn.blocks.base import laid_out_like, reduced, register_block
 
 
 @register_block("sk", family="channel", paper="Li et al., CVPR 2019, arXiv:1903.06586")
@@ -84,4 +84,4 @@ class SelectiveKernel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The chosen mixture of the branches, (B, C, H, W)."""
         branches = self._branches(x)
-        return (branches * self._weights(branches)).sum(1)
+        return laid_out_like((branches * self._weights(branches)).sum(1), x)

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn.blocks.base import reduced, register_block
+from visattn.blocks.base import laid_out_like, reduced, register_block
 from visattn.core.arguments import positive
 
 
@@ -85,4 +85,4 @@ class SplitAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The chosen mixture of the splits, (B, C, H, W)."""
         splits = self._splits(x)
-        return (splits * self._weights(splits)).sum(1)
+        return laid_out_like((splits * self._weights(splits)).sum(1), x)

@@ -105,6 +105,7 @@ def _gates(request: Request) -> tuple[dict[str, Tensor], dict[str, Tensor], dict
                 keys = attention.shape[-1]
                 grid = size if keys == size[0] * size[1] else _pooled(keys, size)
                 related[name] = Relation(attention.mean(1), size, grid)
+                maps.setdefault(name, related[name].weights.mean(1).unflatten(1, grid))
 
         return hook
 

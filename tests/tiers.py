@@ -1,0 +1,11 @@
+"""A sample in the quick tier, the rest in the slow one."""
+
+import pytest
+
+
+def mostly_slow(values, *quick, key=lambda value: value):
+    """Parameters of which only those with these keys are in the quick tier."""
+    values = list(values)
+    missing = set(quick) - {key(value) for value in values}
+    assert not missing, f"not among the parameters: {missing}"
+    return [value if key(value) in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
