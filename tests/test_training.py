@@ -413,6 +413,17 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(elsewhere):
     assert not list((elsewhere / "runs").rglob("*partial*"))
 
 
+def test_what_was_found_and_what_stays_random_is_said(tmp_path, capsys):
+    for name in ("cat", "dog"):
+        write_images(tmp_path / "photos" / name, 5)
+    folder = ("--data", "folder", "--root", tmp_path / "photos", "--batch-size", 4, "--workers", 0)
+    said = run(*folder, "--name", "frozen", "--freeze-backbone", capsys=capsys).out
+    assert "on folder: 2 classes, " in said
+    assert "8 images to train on, 2 to validate on\n" in said
+    assert "note: --freeze-backbone without --pretrained: the backbone stays as random as it is\n" in said
+    assert "random" not in run(*folder, "--name", "free", capsys=capsys).out
+
+
 @pytest.fixture
 def full_disk():
     """As good as: no file may become longer than ten bytes."""
