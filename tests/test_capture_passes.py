@@ -1,5 +1,6 @@
 """Maps are those of the last pass through the model that is watched, whichever part of it is called."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -222,6 +223,8 @@ def test_another_model_is_not_reported(vit, kind):
         ([-6, 1, -2], [0, 1, 4]),
         (["blocks.0.attn", 0, -6], [0]),
         (("blocks.3.attn", -1), [3, 5]),
+        (np.int64(2), [2]),
+        ([np.int64(-1)], [5]),
     ],
 )
 @pytest.mark.parametrize("fused", [True, False])

@@ -223,3 +223,16 @@ def test_the_same_extensions_everywhere(tmp_path):
             Image.new("RGB", (16, 16), (number * 100, 0, 0)).save(path)
     assert counts(opened(tmp_path)) == (2, 2, ("one", "two"))
     assert len(find_images([str(tmp_path)])[0]) == 4
+
+
+def test_a_link_that_may_not_be_read_costs_nothing_else(drinks, monkeypatch):
+    before = search(drinks).images
+    (drinks / "coffee" / "secret.png").symlink_to("nowhere")
+
+    def refuse(path, **_):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "readlink", refuse)
+    found = search(drinks)
+    assert found.images == before
+    assert list(found.problems) == [str(drinks / "coffee" / "secret.png")]

@@ -68,6 +68,8 @@ def test_which_methods_fit():
     assert "rollout" not in methods
     assert methods.reasons["rollout"] == "the model has no attention between tokens"
     assert "not gates: it has no visattn block" in str(methods)
+    own = visattn.attach(timm.create_model("test_resnet"), lambda _: nn.Identity(), at="layer1")
+    assert visattn.list_methods(own).reasons["gates"].startswith("its blocks do not say what they attend to")
     coat = visattn.list_methods(timm.create_model("coat_tiny"))
     assert "attention" in coat
     assert "no known place in the image" in coat.reasons["rollout"]

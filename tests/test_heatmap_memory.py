@@ -1,5 +1,7 @@
 """Methods on attention weights never hold a whole map of many tokens."""
 
+import weakref
+
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -28,6 +30,26 @@ class LargestMemory(TorchDispatchMode):
         return result
 
 
+class HeldMemory(TorchDispatchMode):
+    """Remembers the most bytes that were held at once behind tensors that operations returned."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.held = {each.untyped_storage()._cdata: 0 for each in before}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, torch.Tensor) and not value.is_meta:
+                storage = value.untyped_storage()
+                if storage._cdata not in self.held:
+                    self.held[storage._cdata] = storage.nbytes()
+                    weakref.finalize(storage, self.held.pop, storage._cdata)
+                    self.peak = max(self.peak, sum(self.held.values()))
+        return result
+
+
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
@@ -49,3 +71,16 @@ def test_no_map_is_held_whole(model, method):
 def test_the_measure_can_fail(model, monkeypatch):
     monkeypatch.setattr(exactness, "PIECE", 2**40)
     assert largest(model, "rollout") >= 4 * TOKENS**2
+
+
+@pytest.mark.slow
+def test_rollout_of_a_large_image_takes_half_as_much_again_as_the_model():
+    """4,096 patches in layers as wide as a ViT-S; in narrower ones what is kept of the patches weighs more."""
+    model = VisionTransformer(1024, 16, embed_dim=384, depth=2, num_heads=6, num_classes=5).eval()
+    images = torch.rand(1, 3, 1024, 1024)
+    before = (*model.parameters(), *model.buffers(), images)
+    with torch.no_grad(), HeldMemory(before) as own:
+        model(images)
+    with HeldMemory(before) as memory:
+        visattn.explain(model, images, "rollout")
+    assert own.peak < memory.peak <= 1.5 * own.peak

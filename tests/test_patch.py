@@ -10,6 +10,7 @@ import torch
 
 import visattn
 from tests.models import model_and_images
+from tests.reference.heatmaps import rollout
 from tests.tiers import mostly_slow
 from visattn.models import PatchAttention
 from visattn.models.names import PATCH_ATTENTION
@@ -59,6 +60,20 @@ def test_every_name(attn):
     assert torch.equal(model.blocks[0].attn.qkv.weight, plain.blocks[0].attn.qkv.weight)
     if attn != "patch":
         assert not torch.allclose(model.eval()(x), plain.eval()(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("attn", sorted({*PATCH_ATTENTION} - {"additive"}))  # whose pairs have no place: refused
+def test_rollout_follows_every_name(attn):
+    """Whatever the energies are computed with, rows are queries and columns are keys."""
+    torch.manual_seed(0)
+    model = visattn.create_model("test_vit", attn=attn, num_classes=3).eval()
+    images = torch.rand(1, 3, 160, 160)
+    with torch.no_grad(), visattn.capture(model) as maps:
+        model(images)
+    R = rollout.rollout([weights[0].double().numpy() for weights in maps.values()], prefix=1)
+    expected = torch.from_numpy(rollout.readout(R, [0], 1)).float()
+    found = visattn.explain(model, images, "rollout").raw[0].flatten()
+    torch.testing.assert_close(found / found.sum(), expected / expected.sum(), rtol=1e-4, atol=1e-7)
 
 
 def test_the_module_is_a_drop_in():

@@ -18,13 +18,16 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from tests.test_data import write_images
 from tests.tiers import mostly_slow
 from tests.training import SCRIPT, TINY, assert_same_weights, checkpoint, environment
 from visattn.cli.train import main
 from visattn.models import load_model
+from visattn.models.saved import write_model
 from visattn.training.checkpoints import load_checkpoint
+from visattn.training.fitting import said_once
 from visattn.training.settings import Settings
 
 # TensorBoard's and Lightning's own
@@ -415,6 +418,40 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(elsewhere):
     assert checkpoint(elsewhere / "runs" / "full")["epoch"] == 0
     assert checkpoint(elsewhere / "runs" / "full", "best")["epoch"] == 0
     assert not list((elsewhere / "runs").rglob("*partial*"))
+
+
+def test_what_was_found_and_what_stays_random_is_said(tmp_path, capsys):
+    for name in ("cat", "dog"):
+        write_images(tmp_path / "photos" / name, 5)
+    folder = ("--data", "folder", "--root", tmp_path / "photos", "--batch-size", 4, "--workers", 0)
+    said = run(*folder, "--name", "frozen", "--freeze-backbone", capsys=capsys).out
+    assert "on folder: 2 classes, " in said
+    assert "8 images to train on, 2 to validate on\n" in said
+    assert "note: --freeze-backbone without --pretrained: the backbone stays as random as it is\n" in said
+    assert "random" not in run(*folder, "--name", "free", capsys=capsys).out
+
+
+@pytest.fixture
+def full_disk():
+    """As good as: no file may become longer than ten bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_weights_on_a_full_disk(tmp_path):
+    with pytest.raises(OSError, match=r"could not write '.*model\.safetensors' \(.*File too large"):
+        write_model(tmp_path, {"weight": torch.zeros(1000)}, {"model": {"name": "resnet18"}})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_thread_that_cannot_write_says_so_once(tmp_path):
+    """Unless it keeps silent itself, pytest warns."""
+    with pytest.raises(OSError, match="File too large"), said_once():
+        EventFileWriter(str(tmp_path))
 
 
 def test_pretrained_weights_without_a_network_are_explained(capsys, monkeypatch):

@@ -229,6 +229,14 @@ CASES = [
     Call(
         "one weight of one number", load(lambda state: {**state, "fc.bias": torch.zeros(1)}), "fc.bias ((1,), not (5,))"
     ),
+    *(
+        Call(
+            f"one weight in {dtype}",
+            load(lambda state, dtype=dtype: {**state, "fc.bias": state["fc.bias"].to(dtype)}),
+            f"of another kind: 1 (fc.bias ({dtype}, not torch.float32))",
+        )
+        for dtype in (torch.int64, torch.bool, torch.complex64)
+    ),
     Call("names one by one", save(classes=(name for name in "abcde")), "classes are names in order, a list", TypeError),
     Call("a number for names", save(classes=5), "classes are names in order, a list", TypeError),
     *(

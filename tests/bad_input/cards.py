@@ -167,6 +167,8 @@ INPUT = [
     says("input.size", [3, -64, 64], "input.size[1] is -64"),
     says("input.size", [3, 0, 64], "input.size[1] is 0"),
     says("input.size", [3, 10**9, 64], "input.size[1] is 1000000000"),
+    says("input.size", [3, 16384, 16384], "input.size is 16384 x 16384"),
+    says("input.crop_pct", 0.0101, "with a crop_pct of 0.0101 more pixels than can be made"),
     says("input.size", [64, 64], "input.size has 2 entries instead of 3"),
     says("input.size", 64, "input.size is 64, not a list"),
     says("input.size", [3, 64.5, 64], "input.size[1] is 64.5"),

@@ -67,7 +67,8 @@ FILES = [
     ("trainer:\n  accelerator: {class_path: runs.evil.payload.Evil}\n", EVIL),
     (f"{CALLBACK}{{on_train_start: runs.evil.payload.Evil}}\n", EVIL),
     (f"{CALLBACK}{{on_train_start: os.system}}\n", "'os.system' is none of Lightning's"),
-    (f"{CALLBACK}{{on_train_start: 'lambda trainer: 3'}}\n", "trainer.callbacks"),
+    (f"{CALLBACK}{{on_train_start: 'lambda trainer: 3'}}\n", "LambdaCallback: on_train_start: expected Callable"),
+    (f"{CALLBACK}{{on_train_start: print}}\n", "LambdaCallback: on_train_start: expected Callable, nothing; got print"),
     ("trainer:\n  callbacks: [{class_path: subprocess.Popen, init_args: {args: x}}]\n", "'subprocess.Popen' is none"),
     ("trainer:\n  callbacks: [jsonargparse.set_parsing_settings]\n", "'jsonargparse.set_parsing_settings' is none"),
     (

@@ -153,6 +153,8 @@ TRAINER = [
     run("--trainer.callbacks LearningRateFinder", "Lightning's trainer cannot go on like this: AttributeError"),
     run("--trainer.callbacks BackboneFinetuning", "cannot be written to a config.yaml"),
     run("--trainer.callbacks TQDMProgressBar", "multiple progress bar callbacks"),
+    run("--trainer.callbacks '{class_path: EarlyStopping, init_args: {monitor: a, patience: x}}'",
+        "EarlyStopping: patience: expected int. Got value: x"),
     run("--trainer.logger CSVLogger", "CSVLogger: the following arguments are required: save_dir"),
     Command("train --config odd.yaml", "'trainer.max_epochs' in odd.yaml cannot be set there", 1,
             lambda folder: (folder / "odd.yaml").write_text("trainer:\n  max_epochs: 3\n")),

@@ -211,10 +211,11 @@ def _one_line(message: str) -> str:
             f"{where}{denied[1]!r} is none of Lightning's callbacks, loggers, profilers, strategies and plugins; code "
             "of your own comes in by --plugin on the command line only"
         )
+    argument = r'Parser key "[\w.]+": Does not validate.*?Given value: .*?(?= - |$)'  # of the class
     end = r"(?= - Expected a| Given value|$)"
-    problem = re.search(rf"Problem with given class_path '([\w.]+)': (.*?){end}", message)
-    if problem and "Not a valid subclass" not in message:
-        return f"{where}{problem[1].rpartition('.')[2]}: {problem[2]}"[:400]
+    problem = re.search(rf"Problem with given class_path '([\w.]+)': ({argument}|.*?{end})", message)
+    if problem and "Not a valid subclass" not in problem[2]:
+        return f"{where}{problem[1].rpartition('.')[2]}: {_one_line(problem[2])}"[:400]
     types, given = re.search(r"Subtypes: (\[.*?\]) Errors:", message), re.search(r"Given value: ?(.*)$", message)
     if key and types and given:
         names = re.sub(r"<class '([\w.]+)'>", r"\1", types[1][1:-1])

@@ -54,7 +54,7 @@ def search(folder: str | Path) -> Found:
             continue
         folders = []
         for entry in there:
-            where = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
+            where = _real(entry) if entry.is_symlink() else os.path.join(real, entry.name)
             is_folder, problem = _look_at(entry)
             if is_folder:
                 if not encloses(where, real):
@@ -81,6 +81,13 @@ def printable(name: str) -> str:
     'two lines, and a byte: \ufffd'
     """
     return " ".join(os.fsencode(name).decode(errors="replace").split())
+
+
+def _real(link: os.DirEntry[str]) -> str:
+    try:
+        return os.path.realpath(link.path)
+    except OSError:  # those of other people's processes in /proc may not even be read
+        return link.path
 
 
 def _look_at(entry: os.DirEntry[str]) -> tuple[bool, str | None]:

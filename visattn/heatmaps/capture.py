@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
+from visattn.core.arguments import whole
 from visattn.heatmaps.calls import Call, Unfused
 from visattn.heatmaps.exactness import exactly
 from visattn.heatmaps.interception import intercepting
@@ -124,7 +125,7 @@ class Wanted:
     def __init__(self, layers: str | int | Sequence[str | int] | None, model: nn.Module) -> None:
         if layers is not None and (isinstance(layers, str) or not isinstance(layers, Sequence)):
             layers = [layers]
-        self.layers = None if layers is None else list(layers)
+        self.layers = None if layers is None else [_plain(each) for each in layers]
         if self.layers is not None and not self.layers:
             raise ValueError("layers is empty: name at least one, or leave it out to keep all")
         self.last = 0  # how many at the end may be wanted by number
@@ -154,6 +155,11 @@ class Wanted:
             if isinstance(each, int):
                 raise ValueError(f"the model has {len(names)} attention layers, numbered from 0; there is no {each}")
             raise ValueError(f"there was no attention in {each!r}: {suggest(each, names)}")
+
+
+def _plain(layer: str | int) -> str | int:
+    number = whole(layer)
+    return layer if number is None else number
 
 
 def _is(wanted: str | int, name: str, number: int, total: int | None) -> bool:

@@ -55,6 +55,8 @@ def why_no_gates(model: nn.Module, images: Tensor) -> str | None:
     del images
     if blocks_of(model) or any(isinstance(module, Patch) for module in model.modules()):
         return None
+    if attachments(model):
+        return "its blocks do not say what they attend to: they have no method attention(x)"
     return "it has no visattn block: visattn.attach puts one in"
 
 

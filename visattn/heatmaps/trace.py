@@ -134,6 +134,9 @@ class Tracing(TorchDispatchMode):
         elif name in PRODUCTS:
             left, right = args[-2:]
             self.shadows[output] = self._product(left, right, output)
+        elif name == "_cdist_forward":  # a row for every query, as in a product
+            left = self.shadow(args[0])
+            self.shadows[output] = tuple(_middle(s, -1, left).expand(output.shape) for s in left)
         elif name in REDUCTIONS and len(args) > 1 and isinstance(args[1], int | list):
             self.shadows[first] = self._reduced(args[0], args[1], first)
         elif name in NORMS:

@@ -24,6 +24,7 @@ from visattn.registry import suggest
 
 CARD = "model.json"
 LARGEST = 16_000_000  # bytes of a card: tens of thousands of classes with two names each
+MOST_PIXELS = 2**27  # as of an image that is read
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 CROP_MODES = ("center", "squash", "border")
 
@@ -234,7 +235,10 @@ INPUT = record(
 def seen(value: Any, path: str) -> None:
     """How an image becomes the network's input."""
     INPUT(value, path)
-    channels = value["size"][0] if "size" in value else 3
+    channels, height, width = value.get("size", (3, 1, 1))
+    share = value.get("crop_pct", 1)
+    if height * width / min(share, 1) ** 2 > MOST_PIXELS:  # of the image that the middle is cut out of
+        raise ValueError(f"{path}.size is {height} x {width}, with a crop_pct of {share} more pixels than can be made")
     for key in ("mean", "std"):
         # timm's are for RGB, whatever the number of channels
         if key in value and len(value[key]) not in ((3,) if channels == 3 else (channels, 3)):

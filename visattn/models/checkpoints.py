@@ -98,16 +98,23 @@ def plain_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[dict[
 
 
 def _check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise before anything is loaded, if a weight is missing, too much or of another shape."""
+    """Raise before anything is loaded, if a weight is missing, too much, or of another shape or kind."""
     shapes = [
         f"{key} ({tuple(state[key].shape)}, not {tuple(value.shape)})"
         for key, value in own.items()
         if isinstance(value, Tensor) and isinstance(state.get(key), Tensor) and state[key].shape != value.shape
     ]
+    kinds = [
+        f"{key} ({state[key].dtype}, not {value.dtype})"
+        for key, value in own.items()
+        if isinstance(value, Tensor) and isinstance(state.get(key), Tensor)
+        if value.is_floating_point() and not state[key].is_floating_point()  # torch would convert it without a word
+    ]
     troubles = {
         "missing": [key for key in own if key not in state],
         "too much": [key for key in state if key not in own],
         "of another shape": shapes,
+        "of another kind": kinds,
         "without numbers (sparse, or on the meta device)": [
             key
             for key, value in state.items()

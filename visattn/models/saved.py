@@ -19,6 +19,7 @@ from typing import Any
 
 import timm
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from timm.data import resolve_model_data_config
 from torch import Tensor, nn
@@ -150,7 +151,10 @@ def write_model(folder: str | Path, weights: Mapping[str, Tensor], card: Mapping
         tensors[key] = value.clone().contiguous() if value.data_ptr() in seen else value.contiguous()
         seen.add(value.data_ptr())
     with replacing(folder / WEIGHTS) as partial:
-        save_file(tensors, partial, metadata={"format": "pt"})
+        try:
+            save_file(tensors, partial, metadata={"format": "pt"})
+        except SafetensorError as error:  # its name for an OSError, such as a full disk
+            raise OSError(None, str(error)) from error
         partial.chmod(0o644)  # safetensors keeps it to the owner
     full = {**card, "versions": {**card.get("versions", {}), **versions}}
     text = json.dumps(check_card(full, folder / CARD), indent=2)  # what cannot be read is not written

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -25,7 +27,8 @@ def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, arg
             "NODE_RANK and SLURM_PROCID, or start all of them"
         )
     try:
-        trainer.fit(classifier, data, ckpt_path=run.checkpoint, weights_only=True)
+        with said_once():
+            trainer.fit(classifier, data, ckpt_path=run.checkpoint, weights_only=True)
     except Exception as error:
         passed, reason = modules_of(error), f"{type(error).__name__}: {one_line(error)[:200]}"
         if RESTORING in passed and not passed[-1].startswith("visattn."):
@@ -35,3 +38,19 @@ def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, arg
         raise
     if trainer.current_epoch == 0:
         raise ValueError("no epoch was trained, so there is nothing to keep: look at --trainer.max_steps and max_time")
+
+
+@contextmanager
+def said_once() -> Iterator[None]:
+    """A thread that cannot write, such as tensorboard's, hands its error on to the trainer; no need to show it, too."""
+    before = threading.excepthook
+    threading.excepthook = lambda told: None if isinstance(told.exc_value, OSError) else before(told)
+    try:
+        yield
+    except OSError:
+        for thread in threading.enumerate():
+            if type(thread).__module__.startswith("tensorboard."):
+                thread.join(1)  # it may be about to
+        raise
+    finally:
+        threading.excepthook = before
