@@ -1,12 +1,12 @@
 """Train any visattn or timm model.
 
-    python train.py --model resnet_cbam                        # on the embedded digits: no data, GPU or network needed
+    python train.py --model resnet_cbam                        # on the bundled digits:  no data, GPU or network needed
     python train.py --config configs/imagenette.yaml           # a recipe; any flag after it changes it
     python train.py --model convnext_tiny_se --pretrained --data folder --root photographs --epochs 20
     python train.py --resume runs/resnet_cbam-digits           # go on after a crash, Ctrl-C or SIGTERM
     python train.py --help
 
-The story it follows is in visattn/cli/train.py: settings, data, model, trainer, pictures. People who installed the
+The story it follows is in visattn/training/train.py: data, model, trainer, pictures. People who installed the
 package without cloning the repository have the same as ``visattn train``.
 """
 

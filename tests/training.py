@@ -1,4 +1,4 @@
-"""Small training runs for the tests: real processes, a tiny real timm model, the embedded digits."""
+"""Small training runs for the tests: real processes, a tiny real timm model, the bundled digits."""
 
 import os
 import subprocess

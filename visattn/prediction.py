@@ -1,4 +1,4 @@
-"""What a model takes images for: names and probabilities."""
+"""Predictions: the classes of images by name, with probabilities."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Picture: TypeAlias = "str | PathLike[str] | InMemory | Tensor"
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model takes one image for.
+    """The classes of one image.
 
     Args:
         labels: names of the classes, the most likely first; their numbers if the names are not known.
@@ -64,7 +64,7 @@ def predict(
     batch_size: int = 8,
     device: str | torch.device | None = None,
 ) -> list[Prediction]:
-    """What a model takes images for, one :class:`Prediction` per image; the model is left as it was found.
+    """Classify images, one :class:`Prediction` per image; the model is left as it was found.
 
     Args:
         model: the folder of a run, one of its checkpoints, or a classifier, timm's or yours.

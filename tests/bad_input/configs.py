@@ -129,5 +129,5 @@ CASES = [
     command("train --trainer other.yaml", "--trainer has no value of its own"),
     command("train --print_config", "unknown flag '--print_config'"),
     command("train --plugin nowhere.py", "--plugin nowhere.py: there is no such file"),
-    Command("train --resume model --model test_resnet", "has no checkpoint to go on with", 1),
+    Command("train --resume model --model test_resnet", "has no checkpoint to resume from", 1),
 ]

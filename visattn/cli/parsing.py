@@ -78,7 +78,7 @@ def create_parser(prog: str) -> ArgumentParser:
     """The parser: one flag per setting, and ``--trainer.*`` for all that Lightning has."""
     parser = ArgumentParser(
         prog=prog,
-        description="Train any visattn or timm model. Without arguments: a ResNet-18 with CBAM on the embedded digits.",
+        description="Train any visattn or timm model. Without arguments: a ResNet-18 with CBAM on the bundled digits.",
         exit_on_error=False,
     )
     parser.add_argument("--config", action="config", help="a file of settings, or the name of one: imagenette")

@@ -1,4 +1,4 @@
-"""``visattn predict``: what a model takes your images for, as a table or as JSON."""
+"""``visattn predict``: classify your images, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def add_command(commands: Any) -> None:
     """Enter the command into the parser."""
     parser = commands.add_parser(
         "predict",
-        help="see what a model takes your images for",
-        description="See what a model takes your images for.",
+        help="classify your images with a model",
+        description="Classify your images with a model.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

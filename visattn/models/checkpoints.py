@@ -17,7 +17,7 @@ PREFIXES = ("module.", "_orig_mod.", "model.")  # of DistributedDataParallel, to
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a checkpoint did not have and what it had too much: weights of attached attention only."""
+    """Missing and unexpected keys of a checkpoint: weights of attached attention only."""
 
     loaded: int
     new: list[str]
@@ -98,7 +98,7 @@ def plain_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[dict[
 
 
 def _check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise before anything is loaded, if a weight is missing, too much, or of another shape or kind."""
+    """Raise before anything is loaded, if a weight is missing, unexpected, or of another shape or kind."""
     shapes = [
         f"{key} ({tuple(state[key].shape)}, not {tuple(value.shape)})"
         for key, value in own.items()
@@ -112,7 +112,7 @@ def _check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     ]
     troubles = {
         "missing": [key for key in own if key not in state],
-        "too much": [key for key in state if key not in own],
+        "unexpected": [key for key in state if key not in own],
         "of another shape": shapes,
         "of another kind": kinds,
         "without numbers (sparse, or on the meta device)": [

@@ -1,4 +1,4 @@
-"""Models that lie in a folder: ``model.safetensors`` and its card, ``model.json``; and how any file becomes a model.
+"""Saved models: ``model.safetensors`` and its card, ``model.json``, and how any such file becomes a model again.
 
 The card says all it takes to use the model elsewhere: how it is built, what is attached to it and where
 (:mod:`visattn.models.description`), its classes, and how an image becomes its input.
@@ -314,12 +314,12 @@ def _at_most(number: int, source: str | Path) -> Iterator[None]:
 
 
 def _check_fit(model: nn.Module, weights: Mapping[str, Tensor], card: Mapping[str, Any], source: str | Path) -> None:
-    """Raise if weights are missing, too much, or of another kind."""
+    """Raise if weights are missing, unexpected, or of another shape or kind."""
     own = model.state_dict()
     both = [(key, weights[key], value) for key, value in own.items() if key in weights]
     troubles = {
         "missing": [key for key in own if key not in weights],
-        "too much": [key for key in weights if key not in own],
+        "unexpected": [key for key in weights if key not in own],
         "of another shape": [
             f"{key}: {_shape(given)} in the file, {_shape(wanted)} in the model"
             for key, given, wanted in both

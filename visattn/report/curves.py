@@ -69,7 +69,7 @@ def read_confusion(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def draw_confusion(path: Path, matrix: np.ndarray[Any, np.dtype[np.int64]], names: Sequence[str], title: str) -> None:
-    """Which classes are taken for which: every row is one true class and adds up to one."""
+    """The confusion matrix: every row is one true class and adds up to one."""
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     count = len(names)
     side = min(3.5 + 0.32 * count, 13)

@@ -17,7 +17,7 @@ from visattn.models.description import describe
 from visattn.models.weights import model_weights, read_tensors
 from visattn.training.settings import Settings
 
-# What a run goes on with.
+# What a run resumes from.
 PARTS = {
     "state_dict": dict, "epoch": int, "global_step": int, "loops": dict, "callbacks": dict,
     "optimizer_states": list, "lr_schedulers": list,
@@ -85,7 +85,7 @@ def _kind(weight: Tensor) -> tuple[torch.Size, bool]:
 def check_resumable(
     state: Mapping[str, Any], known: Mapping[str, Any], model: nn.Module, settings: Settings, classes: Sequence[str]
 ) -> None:
-    """Raise if a checkpoint and its card cannot go on with these settings, before anything is written."""
+    """Raise if a checkpoint and its card cannot be resumed with these settings, before anything is written."""
     weights, own = model_weights(state), model.state_dict()
     described = describe(model)
     differs = any(described[key] != known.get(key, described[key]) for key in ("model", "attachments"))

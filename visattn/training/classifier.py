@@ -117,7 +117,7 @@ class Classifier(LightningModule):
         self._checked.clear()
 
     def running_accuracy(self) -> float:
-        """Of this process, in this epoch so far."""
+        """The accuracy of this process so far in the current epoch."""
         counts = self.train_top1
         return float(counts.right / counts.counted.clamp(min=1))
 

@@ -147,7 +147,7 @@ def check_optimizer_state(state: Mapping[str, Any], model: nn.Module, settings: 
         or not all(_fits(each, parameters.get(key)) for key, each in state["optimizer_states"][0]["state"].items())
     ):
         raise ValueError(
-            "the checkpoint has the state of another optimiser, or of one for other parameters: go on with the "
+            "the checkpoint has the state of another optimiser, or of one for other parameters: resume with the "
             "--optimizer, --layer-decay, --new-lr-factor and --freeze-backbone that the run was begun with"
         )
 

@@ -27,7 +27,7 @@ class Record(Checkpoint):
 
     Best is the epoch with the highest validation accuracy, of equal ones that with the lowest loss, and of equal ones
     the last. Each file is replaced at once, and the rows are part
-    of the checkpoint, so that whenever a run is killed it goes on from the end of an epoch as if nothing had happened.
+    of the checkpoint, so that a run that is killed at any moment resumes from the end of an epoch as if nothing had happened.
 
     Args:
         run: where to write.

@@ -31,7 +31,7 @@ class Run:
 
     @property
     def last(self) -> Path:
-        """The state after the last epoch, to go on with."""
+        """The state after the last epoch, to resume from."""
         return self.folder / "checkpoints" / "last.ckpt"
 
     @property
@@ -46,9 +46,9 @@ class Run:
             "fixations.png": "where it looks, step by step",
             "film.png": "how that came about",
             "curves.png": "loss and accuracy",
-            "confusion.png": "which classes are taken for which",
+            "confusion.png": "the confusion matrix: which classes are mistaken for which",
             "model.safetensors": "the weights of the best epoch, with model.json",
-            "checkpoints/": "last.ckpt to go on with, best.ckpt",
+            "checkpoints/": "last.ckpt to resume from, best.ckpt",
             "metrics.csv": "a row per epoch",
             "tensorboard/": "for tensorboard --logdir",
             "config.yaml": "to repeat the run",
@@ -92,7 +92,7 @@ def _job_line() -> str:
 def find_run(settings: Settings, config: str) -> Run:
     """The folder of a run to resume, or of a new one: never one that has something in it already.
 
-    A job that SLURM starts again goes on with its own run, which is known by the job's number and the ``config``.
+    A job that SLURM starts again resumes its own run, which is known by the job's number and the ``config``.
     """
     name, out = settings.name or default_name(settings), Path(settings.out)
     if settings.resume == ALONE:
@@ -145,7 +145,7 @@ def _named(path: Path) -> Run:
     if path.is_dir():
         run = Run(path)
         if not run.last.is_file():
-            raise ValueError(f"{str(path)!r} has no checkpoint to go on with (checkpoints/last.ckpt)")
+            raise ValueError(f"{str(path)!r} has no checkpoint to resume from (checkpoints/last.ckpt)")
         return Run(path, run.last)
     if not path.is_file():
         raise ValueError(f"--resume: there is no run and no checkpoint {str(path)!r}")

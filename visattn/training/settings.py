@@ -43,7 +43,7 @@ def _option(default: Any, text: str, **limits: float) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """One training run; the defaults train the newcomer's model on the embedded digits."""
+    """One training run; the defaults train the newcomer's model on the bundled digits."""
 
     # the model
     model: str = _option(
@@ -122,7 +122,7 @@ class Settings:
     # the run
     name: str | None = _option(None, "folder below --out [model and data]")
     out: str = _option("runs", "where runs are written")
-    resume: str | None = _option(None, "go on with a run: its folder or checkpoint; alone, the last one of this name")
+    resume: str | None = _option(None, "resume a run: its folder or checkpoint; without a value, the last run of this name")
     film_every: int | None = _option(
         None, "epochs between two frames of the film, 0 for none [about twelve frames]", least=0, most=10**6
     )

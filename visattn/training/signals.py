@@ -27,7 +27,7 @@ class Interrupted(BaseException):
 
     Args:
         number: of the signal.
-        folder: of the run, if there is something in it to go on with.
+        folder: of the run, if there is something in it to resume.
     """
 
     def __init__(self, number: int, folder: str | os.PathLike[str] | None = None) -> None:
