@@ -26,8 +26,8 @@ class Record(Checkpoint):
     """Writes ``metrics.csv``, ``confusion.csv``, ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt``.
 
     Best is the epoch with the highest validation accuracy, of equal ones that with the lowest loss, and of equal ones
-    the last. Each file is replaced at once, and the rows are part
-    of the checkpoint, so that a run that is killed at any moment resumes from the end of an epoch as if nothing had happened.
+    the last. Each file is replaced atomically, and the rows are part of the checkpoint, so that a run that is killed
+    at any moment resumes from the end of an epoch as if nothing had happened.
 
     Args:
         run: where to write.

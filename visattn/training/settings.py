@@ -122,7 +122,9 @@ class Settings:
     # the run
     name: str | None = _option(None, "folder below --out [model and data]")
     out: str = _option("runs", "where runs are written")
-    resume: str | None = _option(None, "resume a run: its folder or checkpoint; without a value, the last run of this name")
+    resume: str | None = _option(
+        None, "resume a run: its folder or checkpoint; without a value, the last run of this name"
+    )
     film_every: int | None = _option(
         None, "epochs between two frames of the film, 0 for none [about twelve frames]", least=0, most=10**6
     )
