@@ -119,8 +119,8 @@ def test_imagenet_names_are_known():
         ({"target": "", "classes": list("abcdefghij")}, ValueError, "the name of the class is empty"),
         ({"classes": ["a", "b"]}, ValueError, "2 names for the 10 classes"),
         ({"method": ["rollout"]}, TypeError, r"one name, got \['rollout'\]"),
-        ({"x": torch.rand(1, 3, 200, 200)}, ValueError, r"does not take images of 3x200x200 \("),
-        ({"x": torch.rand(1, 3, 200, 200), "method": "gradcam"}, ValueError, "does not take images of 3x200x200"),
+        ({"x": torch.rand(1, 3, 200, 200)}, ValueError, r"does not take images of 3 x 200 x 200 \("),
+        ({"x": torch.rand(1, 3, 200, 200), "method": "gradcam"}, ValueError, "does not take images of 3 x 200 x 200"),
         ({"x": torch.full((1, 3, 160, 160), torch.nan)}, ValueError, "not finite"),
         ({"target": "dog"}, ValueError, "give classes="),
         ({"x": torch.zeros(0, 3, 160, 160)}, ValueError, "empty batch"),
@@ -338,7 +338,7 @@ def test_a_model_whose_size_is_not_known():
         def forward(self, x):
             return self.head((self.embed(x) + self.position).mean((2, 3)))
 
-    with pytest.raises(ValueError, match=r"does not take images of 3x224x224 .*: give example="):
+    with pytest.raises(ValueError, match=r"does not take images of 3 x 224 x 224 .*: give example="):
         visattn.list_methods(Fixed())
     assert "gradcam" in visattn.list_methods(Fixed(), torch.rand(1, 3, 32, 32))
 

@@ -526,7 +526,7 @@ def test_weights_that_do_not_fit(heatmap, tmp_path, weights):
     write(tmp_path / "a.png")
     code, _, errors = heatmap("--image", "a.png", model="test_vit", file=weights("test_resnet"))
     assert (code, len(errors)) == (2, 1)
-    assert re.search(r"does not fit 'test_vit': \d+ missing \(.*\.\.\.\); \d+ unexpected \(.*\.\.\.\)", errors[0])
+    assert re.search(r"does not fit 'test_vit': \d+ missing \(.* more\); \d+ unexpected \(.* more\)", errors[0])
     code, _, errors = heatmap("--image", "a.png", model="test_vit2", file=weights("test_vit"))
     assert (code, len(errors)) == (2, 1)
     assert re.search(r"does not fit 'test_vit2': \d+ missing \(reg_token, ", errors[0])

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "visattn"
 # Top to bottom; a module may import from its own layer and from those below.
 LAYERS = [
     "__main__", "cli", "training", "examination", "prediction", "heatmaps", "report", "data", "models", "hard",
-    "blocks", "core", "counting", "modules", "registry", "files",
+    "blocks", "core", "counting", "modules", "registry", "files", "listing",
 ]  # fmt: skip
 
 # Where a package may be imported; packages that are not listed may be imported anywhere.
@@ -24,13 +24,14 @@ HOMES = {
     "cv2": {"data"},
     "timm": {"models", "training", "data", "heatmaps", "hard"},
     "matplotlib": {"report"},
-    "PIL": {"report", "data", "heatmaps/result"},
+    "PIL": {"report", "data", "heatmaps/explanation"},
     "pytorch_grad_cam": {"heatmaps"},
     "rich": {"cli", "report", "training"},
 }
 PURE = {
     "registry": set(),
     "files": set(),
+    "listing": set(),
     "core": {"torch"},
     "blocks": {"torch"},
     "counting": {"torch"},

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.heatmaps.targets import class_names
+from visattn.listing import times
 from visattn.models.survey import evaluating, why_refused
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Predictor:
             raise ValueError("the device is out of memory: lower the batch size") from error
         except Exception as error:  # a network can refuse an image in any way it likes
             said = why_refused(error)
-            raise ValueError(f"the model does not take images of {_times(x.shape[1:])} ({said})") from error
+            raise ValueError(f"the model does not take images of {times(x.shape[1:])} ({said})") from error
         if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2 or output.is_complex():
             what = f"a tensor {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
             raise ValueError(f"a classifier returns (batch, classes) with two classes or more, this model {what}")
@@ -228,7 +229,3 @@ def own_preparation(model: nn.Module) -> Preparation:
             "or tensors that are normalised already"
         )
     return Preparation.of(model)
-
-
-def _times(shape: Iterable[int]) -> str:
-    return " x ".join(map(str, shape))

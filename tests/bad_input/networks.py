@@ -67,7 +67,7 @@ CASES = [
         Call(
             f"explain, {type(error).__name__}",
             explain(lambda error=error: raising(error)),
-            "the model does not take images of 3x64x64",
+            "the model does not take images of 3 x 64 x 64",
         )
         for error in REFUSALS
     ),
@@ -134,11 +134,11 @@ CASES = [
         Call(f"image {number}", classifier(images=value), "x is an image (C, H, W) or a batch", TypeError)
         for number, value in enumerate(NO_IMAGES)
     ),
-    Call("images without height", classifier(images=IMAGES[:, :, :0]), "the model does not take images of 3x0x64"),
+    Call("images without height", classifier(images=IMAGES[:, :, :0]), "the model does not take images of 3 x 0 x 64"),
     Call(
         "images with the colours last",
         classifier(images=torch.zeros(64, 64, 3)),
-        "the model does not take images of 64x64x3",
+        "the model does not take images of 64 x 64 x 3",
     ),
     Call("infinite images", classifier(images=IMAGES + torch.inf), "are not finite (NaN or infinite)"),
     *(
@@ -186,10 +186,12 @@ CASES = [
     Call(
         "heads of a picture too small",
         lambda: attention_heads(vit(), torch.zeros(3, 7, 7)),
-        "does not take images of 3x7x7",
+        "does not take images of 3 x 7 x 7",
     ),
     Call(
-        "patches of a picture too small", lambda: relate(vit(), torch.zeros(3, 7, 7)), "does not take images of 3x7x7"
+        "patches of a picture too small",
+        lambda: relate(vit(), torch.zeros(3, 7, 7)),
+        "does not take images of 3 x 7 x 7",
     ),
     Call(
         "a true head",

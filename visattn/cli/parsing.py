@@ -50,7 +50,7 @@ LARGEST, DEEPEST = 100_000, 20  # bytes and levels of a configuration
 
 
 @dataclass(frozen=True)
-class Request:
+class CommandLine:
     """What a person asked for.
 
     Args:
@@ -97,7 +97,7 @@ def create_parser(prog: str) -> ArgumentParser:
     return parser
 
 
-def parse(argv: Sequence[str], prog: str = "train.py") -> Request:
+def parse(argv: Sequence[str], prog: str = "train.py") -> CommandLine:
     """Settings from a command line; ``--config`` files first, in order, then flags."""
     plugins = [load_plugin(name).module for name in _values(argv, "--plugin")]
     set_parsing_settings(
@@ -134,7 +134,7 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> Request:
         if values[field.name] is None and field.default is not None:
             raise ValueError(f"{field.name} is empty; leave it out for its default, {field.default!r}")
     settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
-    return Request(settings, {key: objects.trainer[key] for key in chosen}, chosen)
+    return CommandLine(settings, {key: objects.trainer[key] for key in chosen}, chosen)
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:

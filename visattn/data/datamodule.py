@@ -31,6 +31,7 @@ from visattn.data.loader import (
 from visattn.data.preparation import Preparation
 from visattn.data.shards import StreamSource
 from visattn.data.sources import Anything
+from visattn.listing import evenly
 
 log = logging.getLogger("visattn")
 
@@ -152,15 +153,15 @@ class ImageData(LightningDataModule):
             read = list(islice(stream.images(0), count))
             return Examples([self.preparation.pixels(image) for image, _ in read], [label for _, label in read])
         found = Examples([], [], None if self.source.mask is None else [])
-        for index in np.unique(np.linspace(0, len(self.source.val) - 1, count).astype(int)):
+        for index in evenly(range(len(self.source.val)), count):
             try:
-                image, label = self.source.val.read(int(index), 0)
+                image, label = self.source.val.read(index, 0)
             except BadImage:
                 continue
             found.images.append(self.preparation.pixels(image))
             found.labels.append(label)
             if found.masks is not None and self.source.mask is not None:
-                found.masks.append(self.preparation.mask(self.source.mask(int(index))))
+                found.masks.append(self.preparation.mask(self.source.mask(index)))
         if not found.images:
             raise ValueError("no validation image can be read")
         return found

@@ -31,11 +31,11 @@ from visattn.heatmaps.geometry import Geometry, Layer, geometry
 from visattn.heatmaps.interception import intercepting
 from visattn.heatmaps.memory import on_device
 from visattn.heatmaps.propagation import FUSIONS, Propagation, discard_smallest, fuse_heads
-from visattn.heatmaps.request import Request, Result, matching
+from visattn.heatmaps.request import MethodResult, Request, matching
 from visattn.registry import suggest
 
 
-def attention(request: Request, *, layer: str | int | None = None, head: int | None = None) -> Result:
+def attention(request: Request, *, layer: str | int | None = None, head: int | None = None) -> MethodResult:
     """The weights of one layer.
 
     Args:
@@ -54,7 +54,7 @@ def attention(request: Request, *, layer: str | int | None = None, head: int | N
 
     with torch.no_grad():
         request.run(watching(request, found, keep))
-    return Result(kept[-1][:, 0], (chosen.name,))
+    return MethodResult(kept[-1][:, 0], (chosen.name,))
 
 
 def every_head(
@@ -86,7 +86,7 @@ def _check_head(layer: Layer, head: int | None) -> None:
         raise ValueError(f"{layer.name!r} has {layer.heads} heads, numbered from 0; there is no head {head}")
 
 
-def rollout(request: Request, *, fusion: str = "mean", discard: float = 0.0) -> Result:
+def rollout(request: Request, *, fusion: str = "mean", discard: float = 0.0) -> MethodResult:
     """What the output is made of, if every layer passed on half of what it attends to and half of what it had.
 
     Args:
@@ -115,20 +115,20 @@ def rollout(request: Request, *, fusion: str = "mean", discard: float = 0.0) -> 
 
     with torch.no_grad():
         request.run(watching(request, found, go_through))
-    return Result(state.readout(), tuple(passed), frames=tuple(frames))
+    return MethodResult(state.readout(), tuple(passed), frames=tuple(frames))
 
 
-def grad_rollout(request: Request) -> Result:
+def grad_rollout(request: Request) -> MethodResult:
     """Rollout of those weights that speak for the class."""
     return _relevance(request, normalised=True)
 
 
-def chefer(request: Request) -> Result:
+def chefer(request: Request) -> MethodResult:
     """Generic attention explainability: relevance added up from layer to layer."""
     return _relevance(request, normalised=False)
 
 
-def _relevance(request: Request, *, normalised: bool) -> Result:
+def _relevance(request: Request, *, normalised: bool) -> MethodResult:
     found = geometry(request.model, request.images)
     state = Propagation(found, normalised=normalised)
     calls: list[tuple[Layer, Call]] = []
@@ -144,7 +144,7 @@ def _relevance(request: Request, *, normalised: bool) -> Result:
     with exactly(request.images.device):
         for (layer, call), gradient in zip(calls, gradients, strict=True):
             state.add(layer, _gains(layer, call, gradient))
-    return Result(state.readout(), tuple(layer.name for layer, _ in calls))
+    return MethodResult(state.readout(), tuple(layer.name for layer, _ in calls))
 
 
 def _gains(layer: Layer, call: Call, gradient: Tensor | None) -> Iterator[Tensor]:
@@ -155,7 +155,7 @@ def _gains(layer: Layer, call: Call, gradient: Tensor | None) -> Iterator[Tensor
         yield fuse_heads((gain * weights).clamp(min=0))
 
 
-def legrad(request: Request) -> Result:
+def legrad(request: Request) -> MethodResult:
     """How much the score, read behind each block, would gain from more attention to a patch."""
     model: Any = request.model
     found = geometry(model, request.images)
@@ -192,7 +192,7 @@ def legrad(request: Request) -> Result:
         keys = calls[0][0].keys
         assert keys.grid is not None
         patches = torch.stack(gains).mean(0)[:, on_device(keys.patches[0], request.images.device)]
-    return Result(patches.unflatten(1, keys.grid.size), tuple(layer.name for layer, _ in calls))
+    return MethodResult(patches.unflatten(1, keys.grid.size), tuple(layer.name for layer, _ in calls))
 
 
 def why_no_attention(model: nn.Module, images: Tensor) -> str | None:

@@ -6,42 +6,42 @@ import torch
 import torch.nn.functional as F
 
 from visattn.heatmaps.exactness import exactly
-from visattn.heatmaps.request import Request, Result
+from visattn.heatmaps.request import MethodResult, Request
 
 CELLS = 14  # along the shorter side of a random map
 
 
-def random(request: Request, *, seed: int = 0) -> Result:
+def random(request: Request, *, seed: int = 0) -> MethodResult:
     """Noise, at the resolution of patches; a function of the seed and the position in the batch."""
     height, width = request.images.shape[-2:]
     short = min(height, width)
     generator = torch.Generator().manual_seed(seed)
     maps = torch.rand(len(request.images), CELLS * height // short, CELLS * width // short, generator=generator)
-    return Result(maps)
+    return MethodResult(maps)
 
 
-def center(request: Request) -> Result:
+def center(request: Request) -> MethodResult:
     """A bump in the middle of the image, a quarter of its sides wide."""
     height, width = request.images.shape[-2:]
     rows, columns = (((torch.arange(n) + 0.5) / n - 0.5) / 0.25 for n in (height, width))
     bump = torch.exp(-0.5 * (rows.square()[:, None] + columns.square()))
-    return Result(bump.expand(len(request.images), -1, -1))
+    return MethodResult(bump.expand(len(request.images), -1, -1))
 
 
-def edge(request: Request) -> Result:
+def edge(request: Request) -> MethodResult:
     """How much the image changes from pixel to pixel (Sobel)."""
     grey = request.images.float().mean(1, keepdim=True)
     kernel = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -1.0]], device=grey.device)
     kernels = torch.stack([kernel, kernel.T])[:, None]
     with exactly(grey.device):
         slopes = F.conv2d(F.pad(grey, (1, 1, 1, 1), mode="replicate"), kernels)
-    return Result(slopes.square().sum(1).sqrt())
+    return MethodResult(slopes.square().sum(1).sqrt())
 
 
-def input_gradient(request: Request) -> Result:
+def input_gradient(request: Request) -> MethodResult:
     """The largest change of the class score per change of a pixel (Simonyan et al. 2014, arXiv:1312.6034)."""
     images = request.images.detach().clone().requires_grad_()
     with torch.enable_grad():
         request.run(images=images)
         (gradient,) = torch.autograd.grad(request.score(), images)
-    return Result(gradient.abs().amax(1))
+    return MethodResult(gradient.abs().amax(1))

@@ -27,13 +27,13 @@ from torch import Tensor, nn
 from visattn.heatmaps.looking import looking
 from visattn.heatmaps.memory import remembered
 from visattn.heatmaps.pooled import pooled_place
-from visattn.heatmaps.request import Request, Result, class_scores
-from visattn.heatmaps.scaling import to_heatmap
+from visattn.heatmaps.request import MethodResult, Request, class_scores
+from visattn.heatmaps.scaling import FINE, to_heatmap
 from visattn.models.attach import choose, survey_places
 from visattn.models.layout import Place
 from visattn.models.wrapping import replace_slot
 
-FINE, COARSEST = 7, 4  # rows and columns that a map should have, and that the map which the head reads must have
+COARSEST = 4  # rows and columns that the map which the head reads must have
 AT_THE_HEAD = frozenset({"gradcam", "hirescam", "xgradcam", "eigencam", "ablationcam"})  # see look_at
 
 # The package's class for each method.
@@ -128,7 +128,7 @@ class Probed(nn.Module):
             handle.remove()
 
 
-def cam(request: Request, method: str, *, layer: str | None = None) -> Result:
+def cam(request: Request, method: str, *, layer: str | None = None) -> MethodResult:
     """A class activation map.
 
     Args:
@@ -138,7 +138,7 @@ def cam(request: Request, method: str, *, layer: str | None = None) -> Result:
     """
     model, images = request.model, request.images
     place = look_at(model, images, method) if layer is None else place_at(model, images, layer)
-    return Result(_maps(request, place, method), (place.name,))
+    return MethodResult(_maps(request, place, method), (place.name,))
 
 
 def grad_cam(model: nn.Module, images: Tensor, place: Place, target: Tensor | None = None) -> Tensor:

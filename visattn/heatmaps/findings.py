@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from visattn.heatmaps.gates import Relation as Related
+from visattn.heatmaps.explanation import Explanation
+from visattn.heatmaps.gates import Affinities
 from visattn.heatmaps.methods import attention_heads, explain, relate
 from visattn.heatmaps.request import class_scores
-from visattn.heatmaps.result import Explanation
 from visattn.heatmaps.targets import class_names, number_of_classes
+from visattn.listing import evenly
 from visattn.models.survey import evaluating
 from visattn.report.views import Channels, Finding, Fixations, Heatmap, Relation, Subject, View, with_probability
 
@@ -134,7 +135,7 @@ class Examiner:
         probabilities: Tensor | None,
         explained: Mapping[str, Explanation],
         heads: Mapping[tuple[str, int], Tensor],
-        related: Mapping[str, Related],
+        related: Mapping[str, Affinities],
     ) -> Finding:
         def fitted(heatmap: Tensor) -> Heatmap:
             return fit_heatmap(heatmap[number], picture.shape[:2])
@@ -204,13 +205,10 @@ def _note(explanation: Explanation) -> str:
     return f"{len(layers)} layers" if len(layers) > 1 else "".join(layers)
 
 
-def _relation(name: str, related: Related, number: int) -> Relation:
+def _relation(name: str, related: Affinities, number: int) -> Relation:
     return Relation(name, _array(related.weights[number]), related.query_grid, related.key_grid)
 
 
-def _chosen(related: Mapping[str, Related]) -> dict[str, Related]:
+def _chosen(related: Mapping[str, Affinities]) -> dict[str, Affinities]:
     """At most twelve layers, evenly chosen, with the first and the last."""
-    names = list(related)
-    if len(names) > LAYERS:
-        names = [names[round(i * (len(names) - 1) / (LAYERS - 1))] for i in range(LAYERS)]
-    return {name: related[name] for name in names}
+    return {name: related[name] for name in evenly(list(related), LAYERS)}

@@ -15,16 +15,16 @@ from visattn.heatmaps.attention import watching, weights_in_pieces
 from visattn.heatmaps.calls import Call
 from visattn.heatmaps.geometry import Layer, geometry
 from visattn.heatmaps.propagation import fuse_heads
-from visattn.heatmaps.request import Request, Result, matching
+from visattn.heatmaps.request import MethodResult, Request, matching
+from visattn.heatmaps.scaling import FINE
 from visattn.models.patch import Patch
 from visattn.models.wrapping import attachments, plain_name
 
-FINE = 7  # rows and columns that a map should have
 MOST_PAIRS = 4_000_000  # queries times keys, beyond which nobody wants to see all of them
 
 
 @dataclass(frozen=True)
-class Relation:
+class Affinities:
     """What every query place takes from every key place, heads averaged.
 
     Args:
@@ -60,7 +60,7 @@ def why_no_gates(model: nn.Module, images: Tensor) -> str | None:
     return "it has no visattn block: visattn.attach puts one in"
 
 
-def gates(request: Request, *, layer: str | None = None) -> Result:
+def gates(request: Request, *, layer: str | None = None) -> MethodResult:
     """The map that a block applied.
 
     Channel gates are in ``extra["channels"]`` by block, (B, C); affinities in ``extra["relations"]``.
@@ -76,22 +76,22 @@ def gates(request: Request, *, layer: str | None = None) -> Result:
         maps.setdefault(name, relation.weights.mean(1).unflatten(1, relation.key_grid))
     extra = {"channels": channels, "relations": related}
     if not maps:  # channel gates are the same at every place
-        return Result(torch.ones(len(request.images), 1, 1), tuple(channels), extra=extra)
+        return MethodResult(torch.ones(len(request.images), 1, 1), tuple(channels), extra=extra)
     if layer is None:
         fine = [name for name, each in maps.items() if min(each.shape[-2:]) >= FINE]
         layer = fine[-1] if fine else list(maps)[-1]
-    return Result(matching(layer, maps, "block with a spatial map"), (layer,), extra=extra)
+    return MethodResult(matching(layer, maps, "block with a spatial map"), (layer,), extra=extra)
 
 
 def _has_patches(model: nn.Module) -> bool:
     return any(isinstance(module, Patch) for module in model.modules())
 
 
-def _gates(request: Request) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Relation]]:
+def _gates(request: Request) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Affinities]]:
     """Spatial maps (B, H, W), channel gates (B, C) and relations of all blocks."""
     maps: dict[str, Tensor] = {}
     channels: dict[str, Tensor] = {}
-    related: dict[str, Relation] = {}
+    related: dict[str, Affinities] = {}
 
     def note(name: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
@@ -106,7 +106,7 @@ def _gates(request: Request) -> tuple[dict[str, Tensor], dict[str, Tensor], dict
             if attention.shape[-2] == size[0] * size[1] != size[0]:
                 keys = attention.shape[-1]
                 grid = size if keys == size[0] * size[1] else _pooled(keys, size)
-                related[name] = Relation(attention.mean(1), size, grid)
+                related[name] = Affinities(attention.mean(1), size, grid)
                 maps.setdefault(name, related[name].weights.mean(1).unflatten(1, grid))
 
         return hook
@@ -129,10 +129,10 @@ def _pooled(keys: int, size: tuple[int, int]) -> tuple[int, int]:
     return (1, keys)
 
 
-def relations(request: Request) -> dict[str, Relation]:
+def relations(request: Request) -> dict[str, Affinities]:
     """What every patch attends to in each attention layer between patches, by name; very large ones are left out."""
     found = geometry(request.model, request.images)
-    related: dict[str, Relation] = {}
+    related: dict[str, Affinities] = {}
 
     def note(layer: Layer, call: Call) -> None:
         queries, keys = layer.queries, layer.keys
@@ -141,7 +141,7 @@ def relations(request: Request) -> dict[str, Relation]:
         sizes = [grid.size[0] * grid.size[1] for grid in (queries.grid, keys.grid)]
         if sizes[0] * sizes[1] <= MOST_PAIRS:
             fused = torch.cat([fuse_heads(each) for each in weights_in_pieces(layer, call)], 2)
-            related[layer.name] = Relation(_unwindowed(fused, layer, *sizes), queries.grid.size, keys.grid.size)
+            related[layer.name] = Affinities(_unwindowed(fused, layer, *sizes), queries.grid.size, keys.grid.size)
 
     with torch.no_grad():
         request.run(watching(request, found, note))

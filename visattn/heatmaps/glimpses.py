@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from visattn.heatmaps.request import Request, Result
+from visattn.heatmaps.request import MethodResult, Request
 
 
 @runtime_checkable
@@ -30,7 +30,7 @@ def why_no_glimpses(model: nn.Module, images: Tensor) -> str | None:
     return "it does not take glimpses of the image (what a hard block chose is among the gates)"
 
 
-def glimpses(request: Request) -> Result:
+def glimpses(request: Request) -> MethodResult:
     """How often each pixel was looked at; the path is in ``extra["fixations"]`` and ``extra["glimpse"]``."""
     model = request.model
     assert isinstance(model, Looks)
@@ -43,7 +43,7 @@ def glimpses(request: Request) -> Result:
     near_x = ((torch.arange(columns) + 0.5) - x[..., None]).abs() <= width / 2  # (B, T, W)
     near_y = ((torch.arange(rows) + 0.5) - y[..., None]).abs() <= height / 2  # (B, T, H)
     seen = torch.einsum("bth,btw->bhw", near_y.float(), near_x.float())
-    return Result(seen, extra={"fixations": points, "glimpse": (height, width)})
+    return MethodResult(seen, extra={"fixations": points, "glimpse": (height, width)})
 
 
 def on_mask(points: Tensor, masks: Tensor) -> Tensor:

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from visattn.core.arguments import numbers
 from visattn.hard.glimpses import GlimpseNetwork
 from visattn.heatmaps import attention, baselines, cam, gates, glimpses
+from visattn.heatmaps.explanation import Explanation
 from visattn.heatmaps.looking import looking
 from visattn.heatmaps.passes import Missed
-from visattn.heatmaps.request import Request, Result
-from visattn.heatmaps.result import Explanation
+from visattn.heatmaps.request import MethodResult, Request
 from visattn.heatmaps.scaling import to_heatmap
 from visattn.heatmaps.targets import Target, check_names, class_names, number_of_classes, resolve
+from visattn.listing import times
 from visattn.models.attach import example_images
 from visattn.models.survey import why_refused
 from visattn.registry import Registry, suggest
@@ -62,7 +63,7 @@ class Method:
         of_class: whether the heatmap is about a class; if not, it is the same for all, and the model needs none.
     """
 
-    run: Callable[..., Result]
+    run: Callable[..., MethodResult]
     why_not: Why = _fits
     of_class: bool = True
 
@@ -213,7 +214,7 @@ def _probability(request: Request) -> tuple[float, ...] | None:
     return tuple(request.logits.float().softmax(1).gather(1, request.target[:, None])[:, 0].tolist())
 
 
-def relate(model: nn.Module, x: Tensor) -> dict[str, gates.Relation]:
+def relate(model: nn.Module, x: Tensor) -> dict[str, gates.Affinities]:
     """What every patch attends to, in each attention layer between patches, by the layer's name.
 
     Args:
@@ -252,7 +253,7 @@ def refusals_explained(model: nn.Module, images: Tensor, advice: str = "") -> It
             with torch.no_grad():
                 model(images[:1])
         except Exception as refusal:  # a network can refuse an image in any way it likes
-            size = "x".join(map(str, images.shape[1:]))
+            size = times(images.shape[1:])
             raise ValueError(f"the model does not take images of {size} ({why_refused(refusal)}){advice}") from error
         raise
 

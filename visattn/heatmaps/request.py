@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Result:
+class MethodResult:
     """What a method found.
 
     Args:

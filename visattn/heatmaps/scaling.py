@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+FINE = 7  # rows and columns that a map should have to say where something is
+
 
 def to_heatmap(maps: Tensor, size: tuple[int, int]) -> Tensor:
     """(B, H, W) in [0, 1]: resized, the smallest value of every image 0 and the largest 1.

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks import create_block
+from visattn.listing import first_few
 from visattn.models.layout import Place
 from visattn.models.patch import restore_attention, swap_attention
 from visattn.models.survey import Survey, called, evaluating, survey, why_refused
@@ -271,18 +272,14 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
     without = [place.name for place in chosen if place not in reaching_output(model, found, chosen)]
     if without:
         raise ValueError(
-            f"what happens to the pixels behind {_first(without)} does not reach the output (the class "
+            f"what happens to the pixels behind {first_few(without, 8)} does not reach the output (the class "
             "token is read there): choose an earlier place"
         )
     return chosen
 
 
 def _could_match(places: Mapping[str, Place]) -> str:
-    return f"feature maps: {_first(list(places)) or 'none'}"
-
-
-def _first(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return f"feature maps: {first_few(list(places), 8) or 'none'}"
 
 
 def reaching_output(model: nn.Module, found: Survey, places: Sequence[Place]) -> list[Place]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visattn.listing import first_few
 from visattn.models.weights import INSIDE
 from visattn.models.wrapping import NAME, inside
 
@@ -36,7 +37,7 @@ class LoadReport:
 
 
 def _listed(keys: list[str]) -> str:
-    return f"{len(keys)} ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})"
+    return f"{len(keys)} ({first_few(keys, 4)})"
 
 
 def _places(state: Mapping[str, Tensor]) -> dict[str, set[str]]:

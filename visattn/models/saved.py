@@ -27,6 +27,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._pytree import tree_leaves
 
 from visattn.files import replacing
+from visattn.listing import first_few, times
 from visattn.models.attach import example_images
 from visattn.models.card import CARD, check_card, read_card, shown
 from visattn.models.description import build, describe, title
@@ -332,7 +333,11 @@ def _check_fit(model: nn.Module, weights: Mapping[str, Tensor], card: Mapping[st
         ],
     }
     if any(troubles.values()):
-        parts = [f"{len(keys)} {what} ({_listed(keys)})" for what, keys in troubles.items() if keys][:2]
+        parts = [
+            f"{len(keys)} {what} ({first_few([key[:80] for key in keys], 2)})"
+            for what, keys in troubles.items()
+            if keys
+        ][:2]
         raise ValueError(f"{str(source)!r} does not fit {card['model']['name']!r}: {'; '.join(parts)}")
 
 
@@ -349,8 +354,4 @@ def _tell(model: nn.Module, card: Mapping[str, Any]) -> None:
 
 
 def _shape(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "a number"
-
-
-def _listed(keys: list[str]) -> str:
-    return ", ".join(key[:80] for key in keys[:2]) + (", ..." if len(keys) > 2 else "")
+    return times(tensor.shape) or "a number"

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from visattn.listing import evenly
 from visattn.report.figures import colour_bar, overlay, plain, save, short, show, show_heatmap
 
 RIGHT, WRONG = "#1a7f37", "#c1121f"
@@ -78,9 +79,7 @@ def draw_film(path: Path, images: NDArray[np.uint8], frames: dict[int, NDArray[n
         frames: heatmaps (B, H, W) by epoch.
         most: frames to show; of more, an even choice.
     """
-    epochs = sorted(frames)
-    if len(epochs) > most:
-        epochs = [epochs[round(i * (len(epochs) - 1) / (most - 1))] for i in range(most)]
+    epochs = evenly(sorted(frames), most)
     columns = 1 + len(epochs)
     figure = Figure(figsize=(1.25 * columns + 0.2, 1.25 * len(images) + 0.5), layout="constrained")
     grid = figure.subplots(len(images), columns, squeeze=False, gridspec_kw={"wspace": 0.03, "hspace": 0.03})

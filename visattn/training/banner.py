@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from visattn.counting import count_parameters
 from visattn.data.datamodule import ImageData
 from visattn.data.readers import Source
+from visattn.listing import times
 from visattn.training.classifier import Classifier
 from visattn.training.runs import Run
 
@@ -21,7 +22,7 @@ def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer
     total = sum(parameter.numel() for parameter in classifier.model.parameters())
     parameters = f"{total:,} parameters" if trained == total else f"{trained:,} of {total:,} parameters"
     processes = f" in {trainer.world_size} processes" if trainer.world_size > 1 else ""
-    pixels = " x ".join(map(str, data.preparation.size[1:]))
+    pixels = times(data.preparation.size[1:])
     print(f"{name}, {parameters}, on {settings.data}: {len(source.classes)} classes, {pixels} pixels")
     if isinstance(source, Source):
         print(f"{len(source.train):,} images to train on, {len(source.val):,} to validate on")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import visattn
 from visattn.data.datamodule import ImageData
 from visattn.data.preparation import Preparation
 from visattn.data.sources import Anything, open_source
+from visattn.listing import times
 from visattn.models import create_model
 from visattn.models.attach import Init
 from visattn.models.card import CARD, check_card, shown
@@ -125,11 +125,11 @@ def _check_fits(model: nn.Module, settings: Settings, source: Anything) -> None:
             output: Any = dry_run(model, (2, *size), lambda copy, images: copy(images))
     except Exception as error:  # a network can refuse an image in any way it likes
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ValueError(f"{settings.model!r} does not take images of {_times(size)}: {reason}") from error
+        raise ValueError(f"{settings.model!r} does not take images of {times(size)}: {reason}") from error
     if not isinstance(output, Tensor) or tuple(output.shape) != (2, len(source.classes)):
-        given = _times(output.shape[1:]) if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        given = times(output.shape[1:]) if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ValueError(
-            f"{settings.model!r} is no classifier as it is built here: of an image of {_times(size)} it makes {given}, "
+            f"{settings.model!r} is no classifier as it is built here: of an image of {times(size)} it makes {given}, "
             f"not a number for each of {len(source.classes)} classes (see --model-options)"
         )
 
@@ -138,10 +138,6 @@ def _input_shape(settings: Settings, source: Anything, model: nn.Module) -> tupl
     size = input_size(settings, source)[0]
     channels = (settings.model_options or {}).get("in_chans", resolve_model_data_config(model)["input_size"][0])
     return channels, size, size
-
-
-def _times(shape: Iterable[int]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def create_data(settings: Settings, source: Anything, model: nn.Module) -> ImageData:

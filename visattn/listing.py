@@ -1,0 +1,37 @@
+"""How long lists, and shapes, are told to people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """The first names of a list, and how many more there are.
+
+    >>> first_few(["a", "b", "c", "d"], 2), first_few(["a"], 2)
+    ('a, b and 2 more', 'a')
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def evenly(items: Sequence[T], most: int) -> list[T]:
+    """At most so many of the items, evenly chosen, with the first and the last.
+
+    >>> evenly(range(100), 4), evenly("ab", 4)
+    ([0, 33, 66, 99], ['a', 'b'])
+    """
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / max(most - 1, 1))] for i in range(most)]
+
+
+def times(shape: Iterable[int]) -> str:
+    """A shape.
+
+    >>> times((3, 224, 224))
+    '3 x 224 x 224'
+    """
+    return " x ".join(map(str, shape))
