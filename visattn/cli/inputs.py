@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from visattn.files import printable
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -28,7 +30,7 @@ class LeftOut:
 
     def add(self, what: str, why: str) -> None:
         """Say it."""
-        print(f"visattn: {' '.join(f'{what}: {why}'.split())}", file=sys.stderr)
+        print(printable(f"visattn: {what}: {why}"), file=sys.stderr)
         self.entries.append({"what": what, "why": why})
 
     @property

@@ -26,6 +26,8 @@ from visattn.registry import suggest
 LONGEST, SHORTEST = 640, 320  # pixels of the longer side of a picture that a person looks at
 RATIO = 16  # of the sides; of an image that is longer still, only the middle is seen
 
+MOST_PIXELS = 2**27  # of an image that is made for a model, as many as of one that is read
+
 GREY = (19595, 38470, 7471)  # of 65536: red, green and blue in grey, as Pillow has them (ITU-R 601)
 
 Box = tuple[float, float, float, float]
@@ -58,6 +60,9 @@ class Preparation:
                 raise ValueError(f"unknown {kind} {word!r}: {suggest(word, known)}")
         if not 0 < self.crop_pct < 2:
             raise ValueError(f"crop_pct is the share of an image that is seen, got {self.crop_pct}")
+        if math.prod(self._resized) > MOST_PIXELS:
+            height, width = self._resized
+            raise ValueError(f"images cannot be made as large as {height} x {width} pixels, as size and crop_pct say")
 
     @classmethod
     def of(cls, model: nn.Module, known: Mapping[str, Any] | None = None) -> Preparation:

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from visattn.counting import count_parameters
 from visattn.data.datamodule import ImageData
 from visattn.data.readers import Source
+from visattn.files import printable
 from visattn.training.classifier import Classifier
 from visattn.training.runs import Run
 
@@ -61,7 +62,7 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename!r}" if error.filename else ""
         return f"{error.strerror}{where}"
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(str(error)) or type(error).__name__
 
 
 def modules_of(error: BaseException) -> list[str]:
