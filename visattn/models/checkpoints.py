@@ -98,7 +98,7 @@ def plain_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[dict[
 
 
 def _check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise before anything is loaded, if a weight is missing, too much or of another shape."""
+    """Raise before anything is loaded, if a weight is missing, too much, or of another shape or kind."""
     shapes = [
         f"{key} ({tuple(state[key].shape)}, not {tuple(value.shape)})"
         for key, value in own.items()
@@ -108,6 +108,11 @@ def _check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         "missing": [key for key in own if key not in state],
         "too much": [key for key in state if key not in own],
         "of another shape": shapes,
+        "of another kind": [
+            f"{key} ({state[key].dtype}, not {value.dtype})"
+            for key, value in own.items()
+            if isinstance(value, Tensor) and isinstance(state.get(key), Tensor) and _loses(state[key], value)
+        ],
         "without numbers (sparse, or on the meta device)": [
             key
             for key, value in state.items()
@@ -122,3 +127,9 @@ def _check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     if any(troubles.values()):
         said = "; ".join(f"{what}: {_listed(keys)}" for what, keys in troubles.items() if keys)
         raise ValueError(f"the checkpoint does not fit the model, which stays as it was: {said}")
+
+
+def _loses(given: Tensor, wanted: Tensor) -> bool:
+    """Whether numbers would mean something else: codes of a quantised weight, truth values, complex numbers."""
+    whole_numbers = wanted.is_floating_point() and not given.is_floating_point()
+    return whole_numbers or given.is_quantized or given.is_complex() != wanted.is_complex()
