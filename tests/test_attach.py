@@ -500,3 +500,21 @@ def test_distributed_data_parallel(tmp_path):
     trained = torch.load(tmp_path / "weights.pt", weights_only=True)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_what_is_attached_in_inference_mode_can_be_trained():
+    model, x = timm.create_model("test_resnet").eval(), torch.rand(1, 3, 64, 64)
+    before = model(x)
+    with torch.inference_mode():
+        visattn.attach(model, "cbam")
+    after = model(x)
+    assert torch.equal(after, before)
+    after.sum().backward()
+
+
+def test_a_network_without_weights():
+    model, x = nn.Sequential(nn.AvgPool2d(2), nn.ReLU()), torch.rand(1, 3, 8, 8)
+    before = model(x)
+    visattn.attach(model, "se", at="0", example=x)
+    assert torch.equal(model(x), before)
+    assert sum(parameter.numel() for parameter in model.parameters()) > 0

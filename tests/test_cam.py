@@ -208,3 +208,12 @@ def test_maps_do_not_depend_on_batch_mates():
     place = look_at(model, images)
     together = grad_cam(model, images, place)
     torch.testing.assert_close(together[1:2], grad_cam(model, images[1:2], place), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scorecam_of_a_model_in_half_precision(dtype):
+    torch.manual_seed(0)
+    model, x = timm.create_model("test_resnet", num_classes=3), torch.rand(1, 3, 64, 64)
+    exact = visattn.explain(model, x, "scorecam", 1).heatmap
+    half = visattn.explain(model.to(dtype), x, "scorecam", 1).heatmap
+    assert (half - exact).abs().mean() < 0.02

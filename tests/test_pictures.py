@@ -139,7 +139,7 @@ def test_masks_are_outlined(tmp_path):
 
 
 def test_long_and_strange_names(tmp_path):
-    name = "$x_{1$ \n" + 300 * "long " + "\udcff.png"
+    name = "$x_{1$ \n\x1b[31m" + 300 * "long " + "\udcff.png"
     image = picture((30, 40))
     strange = Subject(name, image, name, 0.5, (View(name, spot((30, 40)), note=name, target=name),))
     (path,) = draw_comparison(tmp_path / "c.png", [strange], name)

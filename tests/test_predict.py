@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -291,6 +292,61 @@ def test_a_table_for_people(command, run, files):
         assert [row[0] for row in mine] == [prediction.file, "", ""]
         assert [row[1] for row in mine] == list(prediction.labels)
         assert [row[2] for row in mine] == [f"{share:.1%}" for share in prediction.probabilities]
+
+
+def test_a_terminal_is_told_nothing_by_names(command, run, files):
+    card = run / "model.json"
+    card.write_text(card.read_text().replace('"dog"', '"\\u001b[31m\\ud800"'))
+    name = files[0].rename(files[0].with_name("\x1b]0;title\x07.png"))
+    code, out, _ = command("--weights", run, "--image", name)
+    assert code == 0
+    assert "\ufffd]0;title\ufffd.png" in out
+    assert "\ufffd[31m\ufffd" in out
+    assert "\x1b" not in out
+
+
+def test_no_memory_is_said_in_a_line(command, run, files, monkeypatch):
+    def read(_):
+        raise MemoryError("so many bytes")
+
+    monkeypatch.setattr("visattn.data.images.read_image", read)
+    code, _, errors = command("--weights", run, "--image", files[0])
+    assert (code, errors) == (1, ["visattn: there is not enough memory: lower --batch-size (so many bytes)"])
+
+
+def test_models_that_are_wrapped_know_their_images(network):
+    image = photographs.coffee()
+    for wrapped in (torch.compile(network, backend="eager"), torch.nn.DataParallel(network)):
+        assert visattn.predict(wrapped, image) == visattn.predict(network, image)
+
+
+def test_a_model_that_others_train_meanwhile(network):
+    """Who looks at its mode in another thread sees that it is training, all the time."""
+    network.train()
+    modes, done = set(), threading.Event()
+
+    def look():
+        while not done.is_set():
+            modes.add(network.training)
+
+    other = threading.Thread(target=look)
+    other.start()
+    try:
+        for _ in range(10):
+            visattn.predict(network, torch.zeros(4, 3, 64, 64))
+    finally:
+        done.set()
+        other.join()
+    assert modes == {True}
+
+
+def test_whole_numbers_are_no_scores(network):
+    class Votes(torch.nn.Module):
+        def forward(self, x):
+            return network(x).round().long()
+
+    with pytest.raises(ValueError, match=r"this model a tensor .* of torch\.int64"):
+        visattn.predict(Votes(), torch.zeros(3, 64, 64))
 
 
 @pytest.mark.usefixtures("files")

@@ -288,3 +288,11 @@ def test_a_run_with_pretrained_weights_and_a_block(name, weights, tmp_path, caps
     Image.new("RGB", (80, 70), "red").save(picture)
     assert visattn_main(["heatmap", "--weights", "runs/it", "--image", str(picture), "--out", "out"]) == 0
     assert visattn_main(["predict", "--weights", "runs/it", "--image", str(picture), "--json"]) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_loaded_in_inference_mode_can_be_trained(tmp_path, dtype):
+    visattn.save_model(timm.create_model("test_resnet", num_classes=2).to(dtype), tmp_path)
+    with torch.inference_mode():
+        model, _ = visattn.load_model(tmp_path)
+    model(torch.rand(1, 3, 64, 64, dtype=dtype)).sum().backward()

@@ -16,7 +16,7 @@ from visattn.heatmaps.findings import Examiner, Question, classes_of
 from visattn.heatmaps.targets import resolve
 from visattn.models.saved import Trained
 from visattn.models.survey import evaluating
-from visattn.prediction import open_model, own_preparation
+from visattn.prediction import at_least_one, open_model, own_preparation
 
 if TYPE_CHECKING:
     from visattn.data.images import InMemory
@@ -89,8 +89,7 @@ def examine(
     """
     from visattn.data.images import read_batches
 
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    batch_size = at_least_one("batch_size", batch_size)
     wanted = _several(methods)
     for name in wanted or ():
         METHODS[name]  # raises if it is unknown

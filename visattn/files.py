@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE = Path(__file__).parent
+JOINERS = "\u200c\u200d"  # without a width of their own, between letters of Persian, say
+LARGEST_MANIFEST = 256_000_000  # bytes: heatmaps of some hundred thousand images
 
 SPECIAL = {
     stat.S_IFDIR: "a folder",
@@ -55,6 +57,16 @@ def check_regular(mode: int) -> None:
 def reason(error: Exception) -> str:
     """What an error says, without its number and the name of the file."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def printable(text: str) -> str:
+    """Text of a stranger's on one line, with a replacement for what is no letter, or would tell a terminal what to do.
+
+    >>> printable("two\\nlines, and a byte: \\udcff"), printable("\\x1b[31mred")
+    ('two lines, and a byte: \ufffd', '\ufffd[31mred')
+    """
+    line = " ".join(text.split())
+    return "".join(letter if letter.isprintable() or letter in JOINERS else "\ufffd" for letter in line)
 
 
 def read_text(path: str | Path, limit: int) -> str:
@@ -102,9 +114,9 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 def made_by(manifest: Path) -> str | None:
-    """Who wrote a manifest, as it says itself; None if it does not exist or does not say."""
+    """Who wrote a manifest, as it says itself; None if it cannot be read or does not say."""
     try:
-        content = json.loads(manifest.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        content = json.loads(read_text(manifest, LARGEST_MANIFEST))
+    except (ValueError, RecursionError):
         return None
     return content.get("made_by") if isinstance(content, dict) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -11,9 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from visattn.heatmaps.targets import class_names
+from visattn.core.arguments import whole
+from visattn.heatmaps.targets import check_order, class_names
 from visattn.listing import times
+from visattn.models.copies import sharing_copy
 from visattn.models.survey import evaluating, why_refused
+from visattn.models.wrapping import inside
 
 if TYPE_CHECKING:
     from visattn.data.images import InMemory
@@ -82,8 +86,7 @@ def predict(
     >>> predict(model, torch.zeros(3, 64, 64), classes=("cat", "dog"))[0].indices in ((0, 1), (1, 0))
     True
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    batch_size = at_least_one("batch_size", batch_size)
     if isinstance(model, str | PathLike):
         trained, own = open_model(None, str(model), device)
         predictor = Predictor(trained.model, trained.classes if classes is None else classes, top)
@@ -94,7 +97,7 @@ def predict(
         predictor = Predictor(model, classes, top)
     inputs = _inputs(images, predictor.model, preparation)
     found: list[Prediction] = []
-    while batch := list(islice(inputs, batch_size)):
+    while batch := list(islice(inputs, min(batch_size, sys.maxsize))):
         sizes = {tuple(x.shape) for _, x in batch}
         if len(sizes) > 1:
             raise ValueError(f"the images of a batch have different shapes: {', '.join(map(str, sorted(sizes)))}")
@@ -118,9 +121,10 @@ class Predictor:
             raise TypeError(f"the model is a network, or the folder or checkpoint of a run, got {type(model).__name__}")
         if getattr(model, "num_classes", None) == 0:
             raise ValueError("the model has no classes (num_classes=0): give it a classifier")
-        if not isinstance(top, int) or top < 1:
-            raise ValueError(f"top must be at least 1, got {top}")
-        self.model, self.classes, self.top = model, None if classes is None else [str(name) for name in classes], top
+        if classes is not None:
+            check_order(classes)
+        self.classes = None if classes is None else [str(name) for name in classes]
+        self.model, self.top = _in_evaluation(model), at_least_one("top", top)
 
     def __call__(self, x: Tensor, files: Sequence[str | None]) -> list[Prediction]:
         """Predictions for inputs (B, C, H, W) that come from these files."""
@@ -151,8 +155,11 @@ class Predictor:
         except Exception as error:  # a network can refuse an image in any way it likes
             said = why_refused(error)
             raise ValueError(f"the model does not take images of {times(x.shape[1:])} ({said})") from error
-        if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2 or output.is_complex():
-            what = f"a tensor {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        scores = isinstance(output, Tensor) and output.is_floating_point()
+        if not scores or output.ndim != 2 or output.shape[1] < 2:
+            what = f"a {type(output).__name__}"
+            if isinstance(output, Tensor):
+                what = f"a tensor {tuple(output.shape)} of {output.dtype}"
             raise ValueError(f"a classifier returns (batch, classes) with two classes or more, this model {what}")
         if len(output) != len(x):
             raise ValueError(f"a classifier returns a row for every image, this model {len(output)} for {len(x)}")
@@ -160,6 +167,16 @@ class Predictor:
         if not logits.isfinite().all():
             raise ValueError("the model's numbers for these images are not finite (NaN or infinite)")
         return logits
+
+
+def _in_evaluation(model: nn.Module) -> nn.Module:
+    """A model in evaluation mode; a copy with the same weights if it is in training, perhaps in another thread."""
+    if not any(module.training for module in model.modules()):
+        return model
+    try:
+        return sharing_copy(inside(model))
+    except Exception:  # what is in a network can refuse to be copied in any way it likes
+        return model
 
 
 def open_model(name: str | None, weights: str | None, device: str | torch.device | None) -> tuple[Trained, Preparation]:
@@ -180,7 +197,7 @@ def _device(name: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.empty(1, device=name).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except Exception as error:  # every kind of device refuses in its own way
         raise ValueError(f"device {str(name)!r} cannot be used: {why_refused(error)}") from error
     if device.type == "meta":
         raise ValueError("device 'meta' cannot be used: tensors there have no numbers")
@@ -193,7 +210,10 @@ def _inputs(
     """Inputs (C, H, W) one by one, each with its file."""
     from visattn.data.decode import read_image
     from visattn.data.images import as_rgb, find_images
+    from visattn.data.preparation import Preparation
 
+    if preparation is not None and not isinstance(preparation, Preparation):
+        raise TypeError(f"preparation is a Preparation, got {type(preparation).__name__}")
     every: Any = images if isinstance(images, list | tuple) else [images]
     for image in every:
         if isinstance(image, Tensor):
@@ -223,9 +243,20 @@ def own_preparation(model: nn.Module) -> Preparation:
     """How a model wants its images, as timm's ``pretrained_cfg`` says it."""
     from visattn.data.preparation import Preparation
 
+    model = inside(model)
     if not getattr(model, "pretrained_cfg", None):
         raise ValueError(
             f"{type(model).__name__} does not say how it wants its images (timm's pretrained_cfg): give preparation=, "
             "or tensors that are normalised already"
         )
     return Preparation.of(model)
+
+
+def at_least_one(name: str, value: Any) -> int:
+    """A number of something."""
+    number = whole(value)
+    if number is None:
+        raise TypeError(f"{name} is a whole number, got {value!r}")
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+    return number

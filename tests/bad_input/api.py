@@ -3,11 +3,22 @@
 import numpy as np
 import timm
 import torch
+from PIL import Image
 from torch import nn
 
 import visattn
 from tests.bad_input.case import Call
-from visattn.core import Attention, entmax15, scopes, scores, sigmoid, sparsemax
+from visattn.core import (
+    Attention,
+    AttentionPool,
+    MultiHeadAttention,
+    entmax15,
+    scopes,
+    scores,
+    sigmoid,
+    softmax,
+    sparsemax,
+)
 from visattn.hard import RAM, glimpse, policy_term
 
 TOKENS = torch.zeros(2, 5, 8)
@@ -85,7 +96,57 @@ TAKE_NETWORKS = {
     "list_methods": visattn.list_methods,
 }
 
+IMAGES = torch.zeros(1, 3, 64, 64)
+
+
+def predict(images=IMAGES, **options):
+    return lambda: visattn.predict(resnet(), images, **options)
+
+
 CASES = [
+    *(
+        Call(f"predict names, {type(value)}", predict(classes=value), "classes is a list of names", TypeError)
+        for value in ("abcde", b"abcde", set("abcde"), dict.fromkeys("abcde"), iter("abcde"), 5)
+    ),
+    *(
+        Call(f"predict {name} {value!r}", predict(**{name: value}), f"{name} is a whole number", TypeError)
+        for name in ("top", "batch_size")
+        for value in (True, 1.5, "1", None)
+    ),
+    Call("predict, prepared by a text", predict(preparation="resize"), "preparation is a Preparation", TypeError),
+    Call("predict a picture of nothing", predict(Image.new("RGB", (0, 5))), "it has no pixels"),
+    Call("predict somewhere", lambda: visattn.predict(".", IMAGES, device="privateuseone"), "cannot be used"),
+    *(
+        Call(f"whole numbers for weights, {kind}", load(change), f"of another kind: 1 (fc.weight (torch.{kind}, not")
+        for kind, change in {
+            "int64": lambda state: {**state, "fc.weight": state["fc.weight"].long()},
+            "bool": lambda state: {**state, "fc.weight": state["fc.weight"] > 0},
+            "complex64": lambda state: {**state, "fc.weight": state["fc.weight"].to(torch.complex64)},
+        }.items()
+    ),
+    Call("save to no folder", lambda: visattn.save_model(resnet(), ""), "the path of the model is empty"),
+    Call("load from no folder", lambda: visattn.load_model(""), "the path of the model is empty"),
+    Call("save no numbers", save(lambda: resnet().to("meta")), "on the meta device, where weights have no values"),
+    Call("weights of no such name", create("resnet18.a9_in1k"), "unknown weights 'a9_in1k' of 'resnet18'"),
+    *(
+        Call(f"attend to {dtype}", attend(TOKENS.to(dtype)), "query is a tensor of floating-point numbers", TypeError)
+        for dtype in (torch.int64, torch.bool, torch.complex64)
+    ),
+    Call("weights of a list", lambda: Attention(8).weights([1.0], TOKENS), "query is a tensor (...", TypeError),
+    Call("weights of other features", lambda: Attention(8).weights(TOKENS[..., :6], TOKENS), "built for queries of 8"),
+    *(
+        Call(f"pool of {dim}", lambda dim=dim: AttentionPool(dim), f"AttentionPool needs dim above zero, got {dim}")
+        for dim in (0, -1)
+    ),
+    *(
+        Call(f"context of {dim}", lambda dim=dim: MultiHeadAttention(8, dim), "needs context_dim above zero")
+        for dim in (0, -1)
+    ),
+    *(
+        Call(f"{each.__name__} of {value!r}", lambda each=each, value=value: each(value), "energies are", TypeError)
+        for each in (softmax, sigmoid, sparsemax, entmax15)
+        for value in ([1.0, 2.0], torch.tensor(1.0), torch.tensor([True]))
+    ),
     Call("unknown block", lambda: visattn.create_block("cbma", 8), "did you mean 'cbam'"),
     *(
         Call(

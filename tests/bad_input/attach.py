@@ -37,7 +37,34 @@ def on_meta() -> nn.Module:
         return network()
 
 
+class InPlace(nn.Module):
+    """Changes what it is given."""
+
+    def forward(self, x):
+        """Twice the map."""
+        return x.mul_(2)
+
+
+class Refusing(nn.Module):
+    """Cannot be run."""
+
+    def forward(self, x):
+        """Nothing."""
+        raise KeyError(len(x))
+
+
+def vit(at):
+    return lambda: visattn.attach(timm.create_model("test_vit"), "patch", at=at, score="cosine")
+
+
 CASES = [
+    Call("patch a place of no type", vit(3), "at is a name, or a list of names", TypeError),
+    Call("patch nothing", vit([]), "at is empty"),
+    Call("patch one place of two", vit(["blocks.0", "blocks.99"]), "no attention matches 'blocks.99'"),
+    Call("a block elsewhere", attach("se", device="meta"), "a block has the device of the network", TypeError),
+    Call("a block of another type", attach("se", dtype=torch.float16), "a block has the dtype of the", TypeError),
+    Call("a block that works in place", attach(lambda channels: InPlace()), "the map that it is given, in place"),
+    Call("a block that cannot be run", attach(lambda channels: Refusing()), "the block does not take a map of (2, "),
     Call("attach to no network", lambda: visattn.attach(5, "se"), "attach takes a network, got int", TypeError),
     Call("detach from no network", lambda: visattn.detach(5), "takes a network, got int", TypeError),
     Call("attach to a lazy network", lambda: visattn.attach(Lazy(), "se"), "has no shape yet (a lazy module)"),

@@ -1,6 +1,8 @@
 """Wrong questions about what a model looks at."""
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import timm
@@ -37,7 +39,30 @@ def foreign_manifest(folder: Path) -> None:
     (folder / "site" / "manifest.json").write_text('{"name": "a web application"}')
 
 
+def manifest(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Something else in the place of a manifest."""
+
+    def prepare(folder: Path) -> None:
+        (folder / "site").mkdir()
+        make(folder / "site" / "manifest.json")
+
+    return prepare
+
+
+def built_in_inference_mode() -> object:
+    with torch.inference_mode():
+        model = timm.create_model("test_resnet", num_classes=3)
+    return visattn.explain(model, torch.zeros(1, 3, 64, 64), "input_gradient")
+
+
+SITE = "heatmap --weights model --image a.png --out site"
 CASES = [
+    *(Command(SITE, "did not make ('manifest.json')", prepare=manifest(make))
+      for make in (os.mkfifo, lambda file: file.symlink_to("/dev/zero"), lambda file: file.write_text("[" * 100_000))),
+    Call("names in a set", lambda: explain(classes={"a", "b", "c"}), "classes is a list of names", TypeError),
+    Call("names one by one", lambda: explain(classes=iter("abc")), "classes is a list of names", TypeError),
+    Call("a huge seed", lambda: explain("random", seed=10**30), "a seed is a whole number of 64 bits"),
+    Call("a model of inference mode", built_in_inference_mode, "the model was built inside torch.inference_mode()"),
     Call("number of a layer", lambda: explain(layer=3), "layer is the name of a module, such as", TypeError),
     Call("list of layers", lambda: explain(layer=["layer1"]), "layer is the name of a module", TypeError),
     Call("class method without classes", lambda: explain(number=0), "it explains a class, and the model has none"),
@@ -63,4 +88,4 @@ CASES = [
     Command("heatmap --weights model --image a.png --target cat,dog", "unknown class 'cat,dog': did you mean"),
     Command("heatmap --weights model --image a.png --target -1", "unknown class '-1'"),
     Command("heatmap --weights model --image a.png --out photos", "did not make ('cat' and 1 more)"),
-]
+]  # fmt: skip

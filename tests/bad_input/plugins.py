@@ -53,6 +53,7 @@ CASES = [
     plugin("odd_9.py", b"\xff\xfe = 1", "--plugin odd_9.py"),
     plugin("odd_10.py", "raise ValueError('two\\nlines')", "line 1: ValueError: two lines"),
     plugin("odd_11.py", "import json\njson.loads('{')\n", "--plugin odd_11.py: line 2: JSONDecodeError"),
+    plugin("odd_13.py", "raise Warning('beware')", "--plugin odd_13.py: line 1: Warning: beware"),
     plugin("odd_12.py", "x = (\n", "--plugin odd_12.py: line 1: SyntaxError", line="train"),
     Command("predict --weights model --image a.png", "this model needs --plugin mine.py", 2, needing("mine.py")),
     Command("heatmap --weights model --image a.png", "this model needs --plugin mine.py", 2, needing("mine.py")),

@@ -239,6 +239,7 @@ RESUMED = [
 ]  # fmt: skip
 
 DATA = [
+    Command(f"{FOLDER} --optimizer sgd --lr 1000000", "the loss is not a finite number any more", 1),
     Command(f"{FOLDER} --out photos", "--out 'photos' lies in 'photos', where the images are", 1),
     Command(f"{FOLDER} --out photos/cat", "--out 'photos/cat' lies in 'photos'", 1),
     Command(f"{RUN} --data folder --root .", "--out 'runs' lies in '.'", 1),

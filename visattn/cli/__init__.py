@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import visattn
 from visattn.cli import blocks, heatmap, predict
+from visattn.files import printable
 from visattn.models.plugins import load_plugin
 
 
@@ -44,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return arguments.run(arguments)
     except (ValueError, OSError) as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        print(f"visattn: {' '.join(text.split())}", file=sys.stderr)
+        print(printable(f"visattn: {text}"), file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
+    except MemoryError as error:
+        print(printable(f"visattn: out of memory: lower --batch-size ({error})"), file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from visattn.files import printable
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -26,7 +28,7 @@ class LeftOut:
 
     def add(self, what: str, why: str) -> None:
         """Say it."""
-        print(f"visattn: {' '.join(f'{what}: {why}'.split())}", file=sys.stderr)
+        print(printable(f"visattn: {what}: {why}"), file=sys.stderr)
         self.entries.append({"what": what, "why": why})
 
     @property

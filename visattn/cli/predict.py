@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, add_inputs, named_images, named_model, progress
+from visattn.files import printable, to_json
 
 if TYPE_CHECKING:
     from visattn.prediction import Prediction
@@ -45,7 +46,6 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Predict and print."""
     from visattn.data.images import read_batches
-    from visattn.files import to_json
     from visattn.prediction import Predictor
 
     if arguments.top < 1:
@@ -82,8 +82,6 @@ def _print_table(found: Sequence[Prediction]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
-    from visattn.data.files import printable
 
     table = Table()
     table.add_column("image", overflow="fold")

@@ -105,7 +105,23 @@ class Attention(nn.Module):
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
         """The attention weights (..., heads, Nq, Nk)."""
+        self._check(query=query, key=key)
         return self.head_weights(split_heads(query, self.heads), split_heads(key, self.heads))
+
+    def _check(self, **tokens: Tensor) -> None:
+        """Refuse what is no tensor of floating-point numbers, and queries and keys of another width."""
+        for name, each in tokens.items():
+            if not isinstance(each, Tensor) or each.ndim < 2:
+                got = tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__
+                raise TypeError(f"{name} is a tensor (..., tokens, features), got {got}")
+            if not each.is_floating_point():
+                raise TypeError(f"{name} is a tensor of floating-point numbers, got {each.dtype}")
+        widths = tokens["query"].shape[-1], tokens["key"].shape[-1]
+        if widths != (self.query_dim, self.key_dim):
+            raise ValueError(
+                f"built for queries of {self.query_dim} and keys of {self.key_dim} features, "
+                f"got {widths[0]} and {widths[1]}"
+            )
 
     def head_weights(self, query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:
         """The weights (..., heads, Nq, Nk) of queries and keys that are already split, (..., heads, N, d).
@@ -166,19 +182,11 @@ class Attention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
-        for name, tokens in (("query", query), ("key", key), ("value", value)):
-            if not isinstance(tokens, Tensor) or tokens.ndim < 2:
-                got = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
-                raise TypeError(f"{name} is a tensor (..., tokens, features), got {got}")
+        self._check(query=query, key=key, value=value)
         if value.shape[-1] % self.heads:
             raise ValueError(f"{self.heads} heads do not divide values of {value.shape[-1]} features")
         if key.shape[-2] != value.shape[-2]:
             raise ValueError(f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values")
-        if (query.shape[-1], key.shape[-1]) != (self.query_dim, self.key_dim):
-            raise ValueError(
-                f"built for queries of {self.query_dim} and keys of {self.key_dim} features, "
-                f"got {query.shape[-1]} and {key.shape[-1]}"
-            )
         query, key, value = (split_heads(x, self.heads) for x in (query, key, value))
         if not return_weights:
             return merge_heads(self.head_context(query, key, value))

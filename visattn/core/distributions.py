@@ -38,11 +38,16 @@ def _overridable(distribution: Distribution) -> Distribution:
     def seen(energies: Tensor, dim: int = -1) -> Tensor:
         if has_torch_function_unary(energies):
             return handle_torch_function(seen, (energies,), energies, dim=dim)
-        if not energies.is_floating_point():
-            raise TypeError(f"energies are floating-point numbers, got {energies.dtype}")
+        _check_energies(energies)
         return distribution(energies, dim)
 
     return seen
+
+
+def _check_energies(energies: Tensor) -> None:
+    if not isinstance(energies, Tensor) or not energies.is_floating_point() or energies.ndim == 0:
+        got = f"{energies.dtype} {tuple(energies.shape)}" if isinstance(energies, Tensor) else type(energies).__name__
+        raise TypeError(f"energies are floating-point numbers, a tensor (..., keys), got {got}")
 
 
 def _nothing_visible(energies: Tensor, dim: int) -> Tensor:
@@ -55,6 +60,7 @@ def softmax(energies: Tensor, dim: int = -1) -> Tensor:
     >>> softmax(torch.tensor([-2.0, 0.0, 0.5]))
     tensor([0.0486, 0.3592, 0.5922])
     """
+    _check_energies(energies)
     blind = _nothing_visible(energies, dim)
     return torch.softmax(energies.masked_fill(blind, 0), dim).masked_fill(blind, 0)
 

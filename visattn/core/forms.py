@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn.core.arguments import checked
+from visattn.core.arguments import checked, positive
 from visattn.core.attention import Attention
 from visattn.core.distributions import Distribution, as_distribution
 from visattn.core.scopes import Scope
@@ -58,6 +58,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         factory = {"device": device, "dtype": dtype}
         context_dim = dim if context_dim is None else context_dim
+        positive("MultiHeadAttention", dim=dim, context_dim=context_dim)
         self.query = nn.Linear(dim, dim, bias=bias, **factory)
         self.key = nn.Linear(context_dim, dim, bias=bias, **factory)
         self.value = nn.Linear(context_dim, dim, bias=bias, **factory)
@@ -99,6 +100,7 @@ class AttentionPool(nn.Module):
     ) -> None:
         super().__init__()
         factory = {"device": device, "dtype": dtype}
+        positive("AttentionPool", dim=dim)
         self.query = nn.Parameter(torch.empty(1, dim, **factory).normal_(std=dim**-0.5))
         self.attend = Attention(dim, score=score, distribution=distribution, scope=scope, heads=heads, **factory)
 

@@ -199,6 +199,8 @@ def from_pillow(image: Image.Image, path: str = "image") -> NDArray[np.uint8]:
     """RGB (H, W, 3) of a picture of Pillow's, made in the same way as `decode` does; the picture stays as it is."""
     if image.mode in ("I", "F") and not isinstance(image, PpmImageFile):
         raise BadImage(path, "32 bits per channel; save it with 8 or 16")
+    if 0 in image.size:
+        raise BadImage(path, "it has no pixels")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)

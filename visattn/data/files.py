@@ -74,15 +74,6 @@ def encloses(folder: str, real: str) -> bool:
     return os.path.join(real, "").startswith(os.path.join(folder, ""))
 
 
-def printable(name: str) -> str:
-    """A file name on one line, with a replacement for what is no text.
-
-    >>> printable("two\\nlines, and a byte: \\udcff")
-    'two lines, and a byte: \ufffd'
-    """
-    return " ".join(os.fsencode(name).decode(errors="replace").split())
-
-
 def _real(link: os.DirEntry[str]) -> str:
     try:
         return os.path.realpath(link.path)

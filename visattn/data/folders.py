@@ -11,8 +11,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from visattn.data.files import EXTENSIONS, encloses, printable, search
+from visattn.data.files import EXTENSIONS, encloses, search
 from visattn.data.readers import Files, Source
+from visattn.files import printable
 from visattn.registry import suggest
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}

@@ -20,7 +20,7 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
-from visattn.models.card import CROP_MODES, INTERPOLATIONS
+from visattn.models.card import CROP_MODES, INTERPOLATIONS, MOST_PIXELS
 from visattn.registry import suggest
 
 LONGEST, SHORTEST = 640, 320  # pixels of the longer side of a picture that a person looks at
@@ -58,6 +58,9 @@ class Preparation:
                 raise ValueError(f"unknown {kind} {word!r}: {suggest(word, known)}")
         if not 0 < self.crop_pct < 2:
             raise ValueError(f"crop_pct is the share of an image that is seen, got {self.crop_pct}")
+        if math.prod(self._resized) > MOST_PIXELS:
+            height, width = self._resized
+            raise ValueError(f"images cannot be made as large as {height} x {width} pixels, as size and crop_pct say")
 
     @classmethod
     def of(cls, model: nn.Module, known: Mapping[str, Any] | None = None) -> Preparation:

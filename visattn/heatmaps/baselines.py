@@ -13,6 +13,8 @@ CELLS = 14  # along the shorter side of a random map
 
 def random(request: Request, *, seed: int = 0) -> MethodResult:
     """Noise, at the resolution of patches; a function of the seed and the position in the batch."""
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"a seed is a whole number of 64 bits, got {seed}")
     height, width = request.images.shape[-2:]
     short = min(height, width)
     generator = torch.Generator().manual_seed(seed)

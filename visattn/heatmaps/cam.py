@@ -107,6 +107,7 @@ class Probed(nn.Module):
         self.place = place
         self.probe: nn.Module = nn.Identity()
         self.map: Tensor | None = None
+        self.dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
 
     def forward(self, images: Tensor) -> Any:
         """Logits, or whatever a model without classes returns."""
@@ -121,7 +122,7 @@ class Probed(nn.Module):
 
         handle = self.model.get_submodule(self.place.name).register_forward_hook(hook)
         try:
-            output = self.model(images)
+            output = self.model(images.to(self.dtype))  # the package multiplies them by masks in single precision
             scores = class_scores(self.model, output)
             return output if scores is None else scores
         finally:

@@ -277,7 +277,13 @@ def as_written(model: nn.Module) -> nn.Module:
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError("a scripted or traced network cannot be looked into: give the network from before torch.jit")
     inner = model.module if isinstance(model, PARALLEL) else getattr(model, "_orig_mod", model)
-    return as_written(inner) if isinstance(inner, nn.Module) and inner is not model else model
+    if isinstance(inner, nn.Module) and inner is not model:
+        return as_written(inner)
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise ValueError(
+            "the model was built inside torch.inference_mode(), so that nothing can be differentiated: build it outside"
+        )
+    return model
 
 
 def as_batch(model: nn.Module, x: Tensor) -> Tensor:

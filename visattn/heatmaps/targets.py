@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from functools import cache
 from numbers import Integral
 from typing import TypeAlias
@@ -40,11 +40,17 @@ def check_names(classes: Sequence[str] | None) -> None:
     """Names of classes are a list of texts, if they are given."""
     if classes is None:
         return
-    if isinstance(classes, str | bytes | Mapping) or not isinstance(classes, Iterable | Sized):
-        raise TypeError(f"classes is a list of names, got {classes!r}")
+    check_order(classes)
     for name in classes:
         if not isinstance(name, str):
             raise TypeError(f"classes is a list of names, got {name!r} among them")
+
+
+def check_order(classes: object) -> None:
+    """Names stand in the order of the classes: not in a set, and not in what can be read only once."""
+    unordered = isinstance(classes, str | bytes | Mapping | Set)
+    if unordered or not isinstance(classes, Sized) or not isinstance(classes, Iterable):
+        raise TypeError(f"classes is a list of names, got {classes!r}")
 
 
 @cache

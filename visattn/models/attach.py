@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from visattn.blocks import create_block
 from visattn.listing import first_few
+from visattn.models.card import PLACEMENT
 from visattn.models.layout import Place
 from visattn.models.patch import restore_attention, swap_attention
 from visattn.models.survey import Survey, called, evaluating, survey, why_refused
@@ -73,6 +75,8 @@ def attach(
         The same model.
     """
     network = _changeable(model)
+    if at is not None and not all(isinstance(each, str) for each in ([at] if not isinstance(at, list | tuple) else at)):
+        raise TypeError(f"at is a name, or a list of names, of modules; got {at!r}")
     if isinstance(block, str) and block == "patch":
         if init != "identity" or stack or example is not None:
             raise TypeError("patch attention takes at= and its own options; not init=, stack= or example=")
@@ -80,8 +84,6 @@ def attach(
         return model
     if not isinstance(block, str) and not callable(block):
         raise TypeError(f"a block is a name or a function of the number of channels, got {type(block).__name__}")
-    if at is not None and not all(isinstance(each, str) for each in ([at] if not isinstance(at, list | tuple) else at)):
-        raise TypeError(f"at is a name, or a list of names, of modules; got {at!r}")
     if example is not None and not (isinstance(example, Tensor) and example.ndim == 4 and len(example)):
         raise TypeError("example is a batch of images (B, C, H, W)")
     found = survey_places(network, example)
@@ -130,7 +132,8 @@ def attach_at(
             "no module of the network is given the image, so that the shape of its token maps is not known"
         )
     image = watched_image(model, entry) if tokens and entry else None
-    built = {place: _attached(model, block, place, init, options, image) for place, options in places.items()}
+    with torch.inference_mode(False):  # weights that were made in it could never be trained
+        built = {place: _attached(model, block, place, init, options, image) for place, options in places.items()}
     for place, attached in built.items():
         put_behind(model, place.name, attached)
     return model
@@ -172,11 +175,13 @@ def _attached(
     options: Mapping[str, Any],
     image: ImageShape | None,
 ) -> Attached:
-    near = next(iter(model.get_submodule(place.name).parameters()), None)
-    near = next(model.parameters()) if near is None else near
+    near = next(chain(model.get_submodule(place.name).parameters(), model.parameters()), torch.empty(()))
     channels = place.layout.channels
     if isinstance(block, str):
-        built = create_block(block, channels, **{"device": near.device, "dtype": near.dtype, **options})
+        for option in PLACEMENT:
+            if option in options:
+                raise TypeError(f"a block has the {option} of the network that it is put into: leave {option}= out")
+        built = create_block(block, channels, device=near.device, dtype=near.dtype, **options)
     else:
         built = block(channels, **options)
         if not isinstance(built, nn.Module):
@@ -196,8 +201,14 @@ def _attached(
 def _is_identity(block: nn.Module, place: Place, like: Tensor) -> bool:
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(2, place.layout.channels, *place.size, generator=generator).to(like.device, like.dtype)
-    with torch.no_grad(), evaluating(block):
-        output = block(probe)
+    given = probe.clone()
+    try:
+        with torch.no_grad(), evaluating(block):
+            output = block(given)
+    except Exception as error:  # what a block does is its own affair
+        raise ValueError(f"the block does not take a map of {tuple(probe.shape)} ({why_refused(error)})") from error
+    if not torch.equal(given, probe):
+        raise ValueError("this block changes the map that it is given, in place: it must return another one")
     if not isinstance(output, Tensor) or output.shape != probe.shape:
         got = tuple(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ValueError(f"a block gives back a map of the shape it was given, {tuple(probe.shape)}; this one: {got}")

@@ -105,17 +105,15 @@ def _check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         for key, value in own.items()
         if isinstance(value, Tensor) and isinstance(state.get(key), Tensor) and state[key].shape != value.shape
     ]
-    kinds = [
-        f"{key} ({state[key].dtype}, not {value.dtype})"
-        for key, value in own.items()
-        if isinstance(value, Tensor) and isinstance(state.get(key), Tensor)
-        if value.is_floating_point() and not state[key].is_floating_point()  # torch would convert it without a word
-    ]
     troubles = {
         "missing": [key for key in own if key not in state],
         "unexpected": [key for key in state if key not in own],
         "of another shape": shapes,
-        "of another kind": kinds,
+        "of another kind": [
+            f"{key} ({state[key].dtype}, not {value.dtype})"
+            for key, value in own.items()
+            if isinstance(value, Tensor) and isinstance(state.get(key), Tensor) and _loses(state[key], value)
+        ],
         "without numbers (sparse, or on the meta device)": [
             key
             for key, value in state.items()
@@ -130,3 +128,9 @@ def _check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     if any(troubles.values()):
         said = "; ".join(f"{what}: {_listed(keys)}" for what, keys in troubles.items() if keys)
         raise ValueError(f"the checkpoint does not fit the model, which stays as it was: {said}")
+
+
+def _loses(given: Tensor, wanted: Tensor) -> bool:
+    """Whether numbers would mean something else: codes of a quantised weight, truth values, complex numbers."""
+    whole_numbers = wanted.is_floating_point() and not given.is_floating_point()
+    return whole_numbers or given.is_quantized or given.is_complex() != wanted.is_complex()

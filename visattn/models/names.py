@@ -22,7 +22,7 @@ from visattn.hard.glimpses import PREFIX, GlimpseNetwork, around
 from visattn.hard.ram import RAM
 from visattn.hard.scout import Scout
 from visattn.models.attach import Init, attach_at, choose, survey_places
-from visattn.models.card import ORIGIN, PLACEMENT
+from visattn.models.card import ORIGIN, PLACEMENT, shown
 from visattn.models.patch import PATCH_ATTENTION, swap_attention
 from visattn.models.resnet import BOUND, paper_places
 from visattn.registry import suggest
@@ -72,7 +72,7 @@ def split_name(name: str) -> tuple[str, str | None]:
         raise ValueError(f"unknown attention {attention!r} in {name!r}: {suggest(attention, attentions())}")
     said = suggest(architecture, timm.list_models())
     advice = said if said.startswith("did you mean") else "see timm.list_models(); one of your own comes with --plugin"
-    raise ValueError(f"unknown model {name!r}: {advice}")
+    raise ValueError(f"unknown model {shown(name)}: {advice}")
 
 
 def model_config(name: str) -> PretrainedCfg | None:
@@ -83,7 +83,12 @@ def model_config(name: str) -> PretrainedCfg | None:
     """
     base, _ = split_name(name)
     if not base.startswith(PREFIX):
-        return timm.get_pretrained_cfg(base, allow_unregistered=True)
+        try:
+            return timm.get_pretrained_cfg(base, allow_unregistered=True)
+        except RuntimeError:  # what stands behind the dot
+            architecture, _, tag = base.partition(".")
+            known = [each.partition(".")[2] for each in timm.list_pretrained(f"{architecture}.*")]
+            raise ValueError(f"unknown weights {shown(tag)} of {architecture!r}: {suggest(tag, known)}") from None
     config = model_config(base.removeprefix(PREFIX))
     return config and replace(config, **around(config.to_dict()))
 
@@ -135,6 +140,7 @@ def create_model(
         raise ValueError(f"unknown attention {attn!r}: {suggest(attn, attentions())}")
     if attn is None and attn_options:
         raise ValueError(f"attn_options are given, but {full_name!r} names no attention")
+    model_config(name)  # raises if there are no such weights
     model = timm.create_model(name, pretrained=pretrained, **timm_kwargs)
     _remember(model, name, timm_kwargs)
     if attn is None:

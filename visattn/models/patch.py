@@ -255,13 +255,15 @@ def swap_attention(
         names = ", ".join(f"{kind.__module__}.{kind.__name__}" for kind in REPLACEMENTS)
         raise ValueError(f"{type(model).__name__} {reason} (it replaces {names})")
     patterns = ["*"] if at is None else [at] if isinstance(at, str) else list(at)
-    targets = [
-        module
-        for name, module in available.items()
-        if any(fnmatchcase(name, p) or fnmatchcase(name.rpartition(".")[0], p) for p in patterns)
-    ]
-    if not targets:
-        raise ValueError(f"no attention matches {at!r}; there are: {', '.join(available)}")
+    if not patterns:
+        raise ValueError("at is empty: name at least one attention")
+    chosen: set[str] = set()
+    for pattern in patterns:
+        matches = {n for n in available if fnmatchcase(n, pattern) or fnmatchcase(n.rpartition(".")[0], pattern)}
+        if not matches:
+            raise ValueError(f"no attention matches {pattern!r}; there are: {', '.join(available)}")
+        chosen |= matches
+    targets = [module for name, module in available.items() if name in chosen]
     windows = {"local_2d": "radius", "window_2d": "size"}
     for option in scope_options:
         if option != windows.get(scope):

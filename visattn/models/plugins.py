@@ -129,9 +129,8 @@ def _reason(error: BaseException, module: str, file: Path | None) -> str:
     if file is None and isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
         return "there is no such module where Python looks for modules; a file is given with its ending, .py"
     said = " ".join(str(error).split())
-    if isinstance(error, Warning):  # timm's
-        taken = re.search(r"Overwriting (\S+)", said)
-        said = f"there is a model called {taken[1] if taken else ''!r} already"
+    if isinstance(error, Warning) and (taken := re.match(r"Overwriting (\S+) in registry", said)):  # timm's
+        said = f"there is a model called {taken[1]!r} already"
     elif isinstance(error, SystemExit):
         said = "it ends the program (sys.exit)"
     else:
@@ -164,9 +163,14 @@ def check_plugins(card: Mapping[str, Any], source: str | Path) -> None:
         missing = [name for name in plugin["registers"] if name not in known]
         if missing:
             raise ValueError(
-                f"this model needs --plugin {plugin['name']}, which has {', '.join(map(repr, missing))} "
+                f"this model needs --plugin {plugin['name'][:100]}, which has {_listed(missing)} "
                 f"(in Python: import it before): {str(source)!r}"
             )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(repr(name[:40]) for name in names[:2]) + more
 
 
 def changed_plugins(card: Mapping[str, Any]) -> list[str]:

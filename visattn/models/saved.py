@@ -88,6 +88,9 @@ def save_model(
     ['blocks.0', 'blocks.2']
     """
     model = inside(model)
+    folder = _named(folder)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError("the model is on the meta device, where weights have no values")
     if arguments is not None and not isinstance(arguments, Mapping):
         raise TypeError(f"arguments are those of timm.create_model by name, got {arguments!r}")
     card = describe(model, arguments)
@@ -97,7 +100,7 @@ def save_model(
     other = _filled(card, model.state_dict(), "the model itself")
     _check_equal(model, other)
     write_model(folder, model.state_dict(), card)
-    return Path(folder)
+    return folder
 
 
 def _names(classes: Sequence[str], number: int | None) -> list[str]:
@@ -168,12 +171,20 @@ def load_model(folder: str | Path) -> tuple[nn.Module, dict[str, Any]]:
 
     Nothing in the files is executed.
     """
-    folder = Path(folder).parent if Path(folder).is_file() else Path(folder)
+    folder = _named(folder)
+    folder = folder.parent if folder.is_file() else folder
     for name in (CARD, WEIGHTS):
         if not (folder / name).is_file():
             raise ValueError(f"{str(folder)!r} has no {name}: is it the folder of a finished run?")
     card = read_card(folder / CARD)
     return _filled(card, read_weights(folder / WEIGHTS)[0], folder / WEIGHTS), card
+
+
+def _named(folder: str | Path) -> Path:
+    """A path; an empty one would be the folder in which one happens to be."""
+    if folder == "":
+        raise ValueError("the path of the model is empty")
+    return Path(folder)
 
 
 def open_trained(name: str | None, weights: str | None) -> Trained:
@@ -273,10 +284,11 @@ def _filled(card: Mapping[str, Any], weights: Mapping[str, Tensor], source: str 
     with torch.device("meta"), _at_most(2 * len(weights) + 1000, source):
         sketch = _built(card, source)
     _check_fit(sketch, weights, card, source)
-    model = _built(card, source)
     kinds = {value.dtype for value in weights.values() if value.is_floating_point()}
-    if len(kinds) == 1:
-        model.to(kinds.pop())
+    with torch.inference_mode(False):  # weights that were made in it could never be trained
+        model = _built(card, source)
+        if len(kinds) == 1:
+            model.to(kinds.pop())
     try:
         model.load_state_dict(dict(weights))
     except Exception as error:  # tensors of odd kinds: sparse, quantised, without storage

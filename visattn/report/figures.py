@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from visattn.files import replacing
+from visattn.files import printable, replacing
 from visattn.report.fonts import use_fonts
 
 MAP = "inferno"  # perceptually uniform
@@ -44,7 +44,7 @@ def fit(text: str, width: int) -> str:
 
 def plain(text: str) -> str:
     """Text on one line that is no formula, whatever signs are in it (a file name may hold any byte)."""
-    return " ".join(text.encode(errors="replace").decode().split()).replace("$", r"\$")
+    return printable(text).replace("$", r"\$")
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -108,13 +108,17 @@ class Classifier(LightningModule):
             self._check()
 
     def _check(self) -> None:
-        if self._checked and not torch.isfinite(torch.stack(self._checked)).all():
+        if self._checked:
+            self._check_finite(torch.stack(self._checked))
+        self._checked.clear()
+
+    def _check_finite(self, losses: Tensor) -> None:
+        if not losses.isfinite().all():
             step = self.trainer.global_step
             raise FloatingPointError(
                 f"the loss is not a finite number any more, at or shortly before step {step}: lower --lr "
                 f"(it is {self.settings.lr:g}), give --clip-grad 1, or use --precision bf16-mixed instead of 16-mixed"
             )
-        self._checked.clear()
 
     def running_accuracy(self) -> float:
         """The accuracy of this process so far in the current epoch."""
@@ -136,6 +140,7 @@ class Classifier(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Report the validation, summed over all processes."""
+        self._check_finite(self.val_loss.compute())
         self._report({"val_loss": self.val_loss, "val_top1": self.val_top1, "val_top5": self.val_top5})
 
     def _report(self, metrics: dict[str, Metric]) -> None:

@@ -7,6 +7,8 @@ import traceback
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from visattn.files import printable
+
 # What a person can do something about; anything else is a mistake of ours and shows where it happened.
 PROBLEMS = (ValueError, OSError, FloatingPointError, MemoryError, torch.OutOfMemoryError, MisconfigurationException)
 
@@ -24,7 +26,7 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename!r}" if error.filename else ""
         return f"{error.strerror}{where}"
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(str(error)) or type(error).__name__
 
 
 def modules_of(error: BaseException) -> list[str]:
