@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import visattn
 from tests.reference import hard as oracle
-from visattn.core.decisions import Decides, Decision, policy_loss, policy_term, take_decisions
 from visattn.core.sampling import draw_log_prob, entropy, top_k
 from visattn.hard.ram import log_normal
+from visattn.policy import Decision, DecisionModule, policy_loss, policy_term, take_decisions
 
 ENERGIES = torch.tensor([0.3, -1.2, 0.9, 0.1, -0.4], dtype=torch.float64)
 WORTH = torch.tensor([0.2, 1.0, -0.5, 0.8, 0.1], dtype=torch.float64)
@@ -97,7 +97,7 @@ def test_an_average_is_not_learned_by_regression():
     assert loss.item() == 0
 
 
-class Coin(Decides):
+class Coin(DecisionModule):
     """Decides once per image, with a learned probability."""
 
     def __init__(self):
@@ -318,4 +318,4 @@ def test_shapes_that_do_not_fit_are_explained(log_prob, baseline, entropy, rewar
 
 
 def test_decides_is_public():
-    assert visattn.hard.Decides is Decides
+    assert visattn.hard.DecisionModule is DecisionModule

@@ -9,7 +9,7 @@ from tests.blocks import Case, array, hard_parts
 from tests.reference import hard as draws
 from tests.reference.blocks import hard as oracle
 from visattn.blocks.hard import cover
-from visattn.core.decisions import policy_loss, take_decisions
+from visattn.policy import policy_loss, take_decisions
 
 BOTH = pytest.mark.parametrize("name", ["hard", "hard_topk"])
 SIGNALS = pytest.mark.parametrize("signal", ["straight_through", "reinforce"])

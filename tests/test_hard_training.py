@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from tests.tiers import mostly_slow
 from tests.training import ROOT, assert_same_weights, checkpoint, start, train, wait_for
 from visattn.cli.train import main
-from visattn.core.decisions import Decides, Decision
+from visattn.policy import Decision, DecisionModule
 from visattn.training.building import create_classifier, create_source
 from visattn.training.settings import Settings
 
@@ -82,7 +82,7 @@ def test_the_moving_average_follows_the_reward(elsewhere):
     assert 0 < expected <= 1 - 0.9**8
 
 
-class Shy(Decides):
+class Shy(DecisionModule):
     """A module that somebody else wrote: decides whether to pass an image on."""
 
     def __init__(self):

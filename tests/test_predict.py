@@ -311,7 +311,7 @@ def test_no_memory_is_said_in_a_line(command, run, files, monkeypatch):
 
     monkeypatch.setattr("visattn.data.images.read_image", read)
     code, _, errors = command("--weights", run, "--image", files[0])
-    assert (code, errors) == (1, ["visattn: there is not enough memory: lower --batch-size (so many bytes)"])
+    assert (code, errors) == (1, ["visattn: out of memory: lower --batch-size (so many bytes)"])
 
 
 def test_models_that_are_wrapped_know_their_images(network):

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.reference import hard as oracle
-from visattn.core.decisions import policy_loss, take_decisions
 from visattn.hard import RAM
+from visattn.policy import policy_loss, take_decisions
 
 KEYS = {
     "glimpse.what": "what",

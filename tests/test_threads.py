@@ -15,7 +15,7 @@ import visattn
 from tests.models import model_and_images
 from visattn.heatmaps import attention_heads, relate
 from visattn.models.attach import survey_places
-from visattn.models.copies import eagerly, sharing_copy, weightless_copy
+from visattn.modules import eagerly, sharing_copy, weightless_copy
 
 A_PASS_PER_CHANNEL = {"scorecam", "ablationcam"}
 

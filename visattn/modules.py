@@ -1,10 +1,150 @@
-"""What several floors need to know about running modules."""
+"""Networks while others use them: modes, copies, hooks of one thread, and how they refuse images.
+
+A network may be serving in another thread. Whatever looks into it therefore works on a copy: modules of its own, so
+that modes, hooks and what is cached in a forward pass are private, around the same tensors (:func:`sharing_copy`) or
+around stand-ins without storage (:func:`weightless_copy`). The network itself is only read.
+"""
 
 from __future__ import annotations
 
+import copy
+import sys
+import textwrap
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 
 def in_backward() -> bool:
     """Whether a gradient is being computed: a module that runs now only computes again what was not stored."""
     return torch._C._current_graph_task_id() != -1
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside, every module's own mode afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def why_refused(error: Exception) -> str:
+    """What a network said when it could not be run, in one short line: it can refuse an image in any way it likes."""
+    said = textwrap.shorten(str(error), 160, placeholder=" ...")
+    plain = isinstance(error, AssertionError | RuntimeError | TypeError | ValueError)
+    return said if said and plain else f"{type(error).__name__} {said}".strip()
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run a compiled module as it was written, so that hooks in it are called."""
+    compiled, model._compiled_call_impl = model._compiled_call_impl, None
+    try:
+        with eagerly():
+            yield
+    finally:
+        model._compiled_call_impl = compiled
+
+
+class HookOfThread:
+    """A hook on a network that others use too: it acts only in the thread that made it, and copies leave it out.
+
+    Args:
+        act: the hook.
+    """
+
+    def __init__(self, act: Callable[..., Any]) -> None:
+        self.act = act
+        self.thread = threading.get_ident()
+
+    def __call__(self, *args: Any) -> Any:
+        """Nothing in another thread."""
+        return self.act(*args) if threading.get_ident() == self.thread else None
+
+
+def lasting_hooks(hooks: dict[int, Any]) -> dict[int, Any]:
+    """Those hooks in one of a module's tables that belong to the network, and not to somebody who is looking."""
+    return hooks and {key: hook for key, hook in list(hooks.items()) if not isinstance(hook, HookOfThread)}
+
+
+def sharing_copy(model: nn.Module) -> nn.Module:
+    """A copy of a network's modules in evaluation mode, with the same tensors: nothing large is copied."""
+    return _copy(model, lambda tensor: tensor)
+
+
+def weightless_copy(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode with stand-ins without storage for all parameters and buffers."""
+    return _copy(model, _stand_in)
+
+
+def _stand_in(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="meta", requires_grad=tensor.is_floating_point())
+
+
+def _copy(model: nn.Module, instead: Callable[[Tensor], Tensor]) -> nn.Module:
+    memo: dict[int, Any] = {id(each): instead(each) for each in (*model.parameters(), *model.buffers())}
+    tables: list[tuple[OrderedDict[int, Any], dict[int, Any]]] = []
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if "_hooks" in name and isinstance(value, dict):
+                own: OrderedDict[int, Any] = OrderedDict()
+                memo[id(value)] = own
+                if hooks := lasting_hooks(value):
+                    tables.append((own, hooks))
+    with _Detaching():
+        copied = copy.deepcopy(model, memo)
+        for table, hooks in tables:  # which may be methods of modules
+            table.update(copy.deepcopy(hooks, memo))
+    for module in copied.modules():
+        module._compiled_call_impl = None
+    return copied.eval()
+
+
+class _Eager:
+    """How many are inside :func:`eagerly`, in all threads."""
+
+    lock = threading.Lock()
+    number = 0
+    stance: Any = None
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Run what was compiled as it was written.
+
+    The compiler knows only one stance for all threads: the first who needs it sets it, and the last one sets it back.
+    """
+    if "torch._dynamo" not in sys.modules:  # nothing can have been compiled, and to load it takes a second
+        yield
+        return
+    with _Eager.lock:
+        _Eager.number += 1
+        if _Eager.number == 1:
+            _Eager.stance = torch.compiler.set_stance("force_eager")
+    try:
+        yield
+    finally:
+        with _Eager.lock:
+            _Eager.number -= 1
+            if _Eager.number == 0:
+                _Eager.stance.__exit__(None, None, None)
+
+
+class _Detaching(TorchFunctionMode):
+    """Lets tensors be copied that are results, such as a map that a module keeps: torch copies only leaves."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+            result, memo = args
+            return memo.setdefault(id(result), result.detach().clone())
+        return func(*args, **(kwargs or {}))

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from visattn.core.arguments import whole
 from visattn.heatmaps.targets import check_order, class_names
 from visattn.listing import times
-from visattn.models.copies import sharing_copy
-from visattn.models.survey import evaluating, why_refused
 from visattn.models.wrapping import inside
+from visattn.modules import evaluating, sharing_copy, why_refused
 
 if TYPE_CHECKING:
     from visattn.data.images import InMemory

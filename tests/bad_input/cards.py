@@ -186,8 +186,6 @@ INPUT = [
     says("input.crop_pct", -1, "input.crop_pct is -1"),
     says("input.crop_pct", 3, "input.crop_pct is 3"),
     says("input.crop_pct", "all", "input.crop_pct is 'all'"),
-    says("input.crop_pct", 0.011, "with a crop_pct of 0.011 more pixels than can be made"),
-    says("input.size", [3, 16384, 16384], "is 16384 x 16384, with a crop_pct of"),
     says("input.interpolation", "quintic", "not one of nearest, bilinear"),
     says("input.crop_mode", 1, "not one of center, squash, border"),
     says("input.sise", [3, 64, 64], "did you mean 'size'"),

@@ -13,7 +13,7 @@ inside the map, and the mask m is one at every place that a chosen window covers
 without replacement; evaluation takes the K best.
 
 The head learns in one of two ways: ``straight_through`` (Gumbel top-k forwards, the gradient of the softmax backwards)
-works in any training loop; ``reinforce`` needs :func:`visattn.core.decisions.policy_term` in the loss, which
+works in any training loop; ``reinforce`` needs :func:`visattn.policy.policy_term` in the loss, which
 ``train.py`` adds.
 
 Differences from the paper: K windows instead of one place, and no recurrent network between them. The paper replaces
@@ -37,9 +37,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import reduced, register_block
-from visattn.core.decisions import Decides, Decision
 from visattn.core.precision import precise
 from visattn.core.sampling import draw_log_prob, entropy, k_hot, straight_through_top_k, top_k
+from visattn.policy import Decision, DecisionModule
 from visattn.registry import suggest
 
 Fill: TypeAlias = Literal["zero", "mean"]
@@ -56,7 +56,7 @@ class Sampled(NamedTuple):
     probabilities: Tensor
 
 
-class HardWindows(Decides):
+class HardWindows(DecisionModule):
     """A head that scores the windows of a map, and a mask of those that are chosen.
 
     Args:

@@ -30,7 +30,7 @@ from visattn.data.loader import (
 )
 from visattn.data.preparation import Preparation
 from visattn.data.shards import StreamSource
-from visattn.data.sources import Anything
+from visattn.data.sources import AnySource
 from visattn.listing import evenly
 
 log = logging.getLogger("visattn")
@@ -61,7 +61,7 @@ class ImageData(LightningDataModule):
 
     def __init__(
         self,
-        source: Anything,
+        source: AnySource,
         preparation: Preparation,
         *,
         batch_size: int = 64,

@@ -18,7 +18,7 @@ from visattn.data.shards import PREFIXES, StreamSource, open_indexed
 from visattn.data.subsets import read_subset
 from visattn.registry import suggest
 
-Anything: TypeAlias = Source | StreamSource
+AnySource: TypeAlias = Source | StreamSource
 
 
 def open_source(
@@ -31,7 +31,7 @@ def open_source(
     num_classes: int | None = None,
     seed: int = 0,
     skip_bad: bool = False,
-) -> Anything:
+) -> AnySource:
     """The images of a name.
 
     >>> open_source("digits", difficulty="translated").classes[:3]
@@ -82,7 +82,7 @@ def _wordnet(root: Path, classes: tuple[str, ...] | None, skip_bad: bool) -> Sou
     return replace(source, names=names)
 
 
-def _shards(data: str, root: str | None, num_classes: int | None) -> Anything:
+def _shards(data: str, root: str | None, num_classes: int | None) -> AnySource:
     if data.startswith("hfds/"):
         return Source(*open_indexed(data, root))
     if num_classes is None:

@@ -12,7 +12,7 @@ and the classes are read from the last state, :math:`W_a h_T`. Here ρ is the re
 ``head``; ``baseline`` guesses the reward from :math:`h_{t-1}`.
 
 The cross-entropy trains all but the locator and the baseline. These read the state without changing it: the locator
-learns by REINFORCE (:mod:`visattn.core.decisions`), with reward one for a right answer.
+learns by REINFORCE (:mod:`visattn.policy`), with reward one for a right answer.
 
 Differences from the paper: the first location is learned too (from :math:`h_0 = 0`), not drawn anywhere.
 
@@ -35,9 +35,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.core.arguments import checked
-from visattn.core.decisions import Decides, Decision
 from visattn.core.precision import precise
 from visattn.hard.sensor import glimpse
+from visattn.policy import Decision, DecisionModule
 from visattn.registry import suggest
 
 Policy: TypeAlias = Literal["learned", "random"]
@@ -45,7 +45,7 @@ Policy: TypeAlias = Literal["learned", "random"]
 FEATURES = 128  # of what a glimpse shows, and of where it is
 
 
-class RAM(Decides):
+class RAM(DecisionModule):
     """Looks at T places of an image, one after the other, and answers.
 
     In evaluation mode it looks where it most wants to, or, with several samples, draws as many paths and averages the

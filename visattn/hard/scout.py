@@ -6,7 +6,7 @@ r"""Where to look in a large image, decided from a small copy of it.
     \{c_1, \dots, c_G\} \sim \mathrm{softmax}(\bar e)
 
 where f is ``features``, a few strided convolutions, and w is ``score``. Training draws G crops one by one without
-replacement; evaluation takes the G best. The choice learns by REINFORCE (:mod:`visattn.core.decisions`): no gradient
+replacement; evaluation takes the G best. The choice learns by REINFORCE (:mod:`visattn.policy`): no gradient
 runs from the crops into their places. ``baseline`` guesses the reward from the pooled features without changing them.
 
 **Which crops there are.** All lie wholly inside the image and begin at whole pixels, so that a crop is a copy of what
@@ -32,9 +32,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.core.arguments import checked
-from visattn.core.decisions import Decides, Decision
 from visattn.core.sampling import draw_log_prob, entropy, top_k
 from visattn.hard.ram import Policy
+from visattn.policy import Decision, DecisionModule
 from visattn.registry import suggest
 
 WIDTHS = (16, 32, 64)  # each convolution halves the sides
@@ -43,7 +43,7 @@ GROUPS = 8
 GLIMPSES = 4
 
 
-class Scout(Decides):
+class Scout(DecisionModule):
     """Chooses G crops of an image from a copy of at most about ``overview`` pixels.
 
     Args:

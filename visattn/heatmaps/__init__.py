@@ -3,14 +3,14 @@
 from visattn.heatmaps.cam import grad_cam, look_at
 from visattn.heatmaps.capture import Maps, capture
 from visattn.heatmaps.explanation import Explanation
-from visattn.heatmaps.glimpses import Looks, on_mask
+from visattn.heatmaps.glimpses import HasFixations, on_mask
 from visattn.heatmaps.methods import METHODS, attention_heads, explain, list_methods, relate
 from visattn.heatmaps.passes import Missed
 
 __all__ = [
     "METHODS",
     "Explanation",
-    "Looks",
+    "HasFixations",
     "Maps",
     "Missed",
     "attention_heads",

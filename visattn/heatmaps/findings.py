@@ -18,7 +18,7 @@ from visattn.heatmaps.methods import attention_heads, explain, relate
 from visattn.heatmaps.request import class_scores
 from visattn.heatmaps.targets import class_names, number_of_classes
 from visattn.listing import evenly
-from visattn.models.survey import evaluating
+from visattn.modules import evaluating
 from visattn.report.views import Channels, Finding, Fixations, Heatmap, Relation, Subject, View, with_probability
 
 if TYPE_CHECKING:

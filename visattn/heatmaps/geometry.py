@@ -21,7 +21,7 @@ from visattn.heatmaps.calls import Call, Fused
 from visattn.heatmaps.interception import intercepting
 from visattn.heatmaps.memory import on_device, remembered
 from visattn.heatmaps.trace import IMAGE, Shadow, Tracing, compact_copy, trace
-from visattn.models.copies import sharing_copy
+from visattn.modules import sharing_copy
 
 REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 

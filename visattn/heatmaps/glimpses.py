@@ -11,7 +11,7 @@ from visattn.heatmaps.request import MethodResult, Request
 
 
 @runtime_checkable
-class Looks(Protocol):
+class HasFixations(Protocol):
     """A model that looks at one part of the image after the other."""
 
     def fixations(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
@@ -25,7 +25,7 @@ class Looks(Protocol):
 def why_no_glimpses(model: nn.Module, images: Tensor) -> str | None:
     """Why there are no glimpses; None if there are."""
     del images
-    if isinstance(model, Looks):
+    if isinstance(model, HasFixations):
         return None
     return "it does not take glimpses of the image (what a hard block chose is among the gates)"
 
@@ -33,7 +33,7 @@ def why_no_glimpses(model: nn.Module, images: Tensor) -> str | None:
 def glimpses(request: Request) -> MethodResult:
     """How often each pixel was looked at; the path is in ``extra["fixations"]`` and ``extra["glimpse"]``."""
     model = request.model
-    assert isinstance(model, Looks)
+    assert isinstance(model, HasFixations)
     with torch.no_grad():
         points, (height, width) = model.fixations(request.images)
     points = points.detach().float().cpu()

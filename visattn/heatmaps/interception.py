@@ -33,7 +33,7 @@ from visattn.heatmaps.calls import Call, Divided, Unfused, flexible_call, fused_
 from visattn.heatmaps.lineage import Lineages, Step, Use
 from visattn.heatmaps.memory import original
 from visattn.heatmaps.passes import Passes
-from visattn.models.copies import eagerly
+from visattn.modules import eagerly
 
 # Names of operators that compute attention and show nothing of it.
 OPAQUE = re.compile(r"attention|attn|_transformer_encoder_layer_fwd")

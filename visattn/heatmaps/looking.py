@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.heatmaps.memory import stands_for
-from visattn.models.copies import sharing_copy
-from visattn.models.survey import evaluating, uncompiled
+from visattn.modules import evaluating, sharing_copy, uncompiled
 
 
 @contextmanager

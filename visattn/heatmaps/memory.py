@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from visattn.models.copies import lasting_hooks
+from visattn.modules import lasting_hooks
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from visattn.heatmaps.scaling import to_heatmap
 from visattn.heatmaps.targets import Target, check_names, class_names, number_of_classes, resolve
 from visattn.listing import times
 from visattn.models.attach import example_images
-from visattn.models.survey import why_refused
+from visattn.modules import why_refused
 from visattn.registry import Registry, suggest
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)

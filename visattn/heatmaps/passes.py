@@ -16,9 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from visattn.models.copies import HookOfThread
 from visattn.models.wrapping import plain_name
-from visattn.modules import in_backward
+from visattn.modules import HookOfThread, in_backward
 
 COMPILED = re.compile(r"^_orig_mod(\.|$)")  # what torch.compile puts before the names of modules
 # What modules that compute attention have: heads, or projections to queries, keys and values.

@@ -29,7 +29,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from visattn.heatmaps.calls import Call
 from visattn.heatmaps.interception import intercepting
 from visattn.heatmaps.passes import Missed
-from visattn.models.copies import sharing_copy, weightless_copy
+from visattn.modules import sharing_copy, weightless_copy
 
 IMAGE = 100_000.0  # rows between two images of a batch: more than any image has
 Shadow: TypeAlias = tuple[Tensor, Tensor]

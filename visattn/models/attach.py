@@ -26,7 +26,7 @@ from visattn.listing import first_few
 from visattn.models.card import PLACEMENT
 from visattn.models.layout import Place
 from visattn.models.patch import restore_attention, swap_attention
-from visattn.models.survey import Survey, called, evaluating, survey, why_refused
+from visattn.models.survey import Survey, called, survey
 from visattn.models.wrapping import (
     Attached,
     ImageShape,
@@ -38,6 +38,7 @@ from visattn.models.wrapping import (
     unwrap,
     watched_image,
 )
+from visattn.modules import evaluating, why_refused
 from visattn.registry import suggest
 
 Init = Literal["identity", "paper"]

@@ -33,9 +33,9 @@ from visattn.models.card import CARD, check_card, read_card, shown
 from visattn.models.description import build, describe, title
 from visattn.models.names import create_model, model_config, split_name
 from visattn.models.plugins import changed_plugins, check_plugins
-from visattn.models.survey import evaluating, uncompiled
 from visattn.models.weights import read_weights
 from visattn.models.wrapping import inside
+from visattn.modules import evaluating, uncompiled
 
 WEIGHTS = "model.safetensors"
 

@@ -7,9 +7,7 @@ tensors are copied and run with their weights.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from visattn.hard.scout import Scout
-from visattn.models.copies import eagerly, sharing_copy, weightless_copy
 from visattn.models.layout import Layout, Place, recognise
 from visattn.models.wrapping import NAME, WRAPPED, attachments, plain_name, unwrapped
+from visattn.modules import sharing_copy, weightless_copy
 
 T = TypeVar("T")
 
@@ -154,36 +152,6 @@ def declared_stages(model: nn.Module) -> list[str]:
     """The module names in timm's ``feature_info``, if the model has one."""
     info = getattr(model, "feature_info", None) or []
     return [entry["module"] for entry in (info if isinstance(info, list) else info.info)]
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside, every module's own mode afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def why_refused(error: Exception) -> str:
-    """What a network said when it could not be run, in one short line: it can refuse an image in any way it likes."""
-    said = textwrap.shorten(str(error), 160, placeholder=" ...")
-    plain = isinstance(error, AssertionError | RuntimeError | TypeError | ValueError)
-    return said if said and plain else f"{type(error).__name__} {said}".strip()
-
-
-@contextmanager
-def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run a compiled module as it was written, so that hooks in it are called."""
-    compiled, model._compiled_call_impl = model._compiled_call_impl, None
-    try:
-        with eagerly():
-            yield
-    finally:
-        model._compiled_call_impl = compiled
 
 
 def dry_run(model: nn.Module, images: Tensor | tuple[int, ...], find: Callable[[nn.Module, Tensor], T]) -> T:

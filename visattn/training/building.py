@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import visattn
 from visattn.data.datamodule import ImageData
 from visattn.data.preparation import Preparation
-from visattn.data.sources import Anything, open_source
+from visattn.data.sources import AnySource, open_source
 from visattn.listing import times
 from visattn.models import create_model
 from visattn.models.attach import Init
@@ -29,7 +29,7 @@ from visattn.training.settings import Settings
 from visattn.training.trainer import SHARDED
 
 
-def create_source(settings: Settings) -> Anything:
+def create_source(settings: Settings) -> AnySource:
     """The data that the settings name."""
     if settings.data == "folder" and settings.root is not None:
         root, out = Path(settings.root), Path(settings.out).resolve()
@@ -56,7 +56,7 @@ def create_source(settings: Settings) -> Anything:
     return source
 
 
-def input_size(settings: Settings, source: Anything) -> tuple[int, dict[str, Any]]:
+def input_size(settings: Settings, source: AnySource) -> tuple[int, dict[str, Any]]:
     """Side of the model's input, and what timm must be told about it.
 
     A convolutional network takes the images as they are; a vision transformer is made for one size, and is built anew
@@ -68,7 +68,7 @@ def input_size(settings: Settings, source: Anything) -> tuple[int, dict[str, Any
     return size, {"img_size": size} if fixed and size != native else {}
 
 
-def model_arguments(settings: Settings, source: Anything) -> dict[str, Any]:
+def model_arguments(settings: Settings, source: AnySource) -> dict[str, Any]:
     """All that :func:`visattn.create_model` needs to build the model again."""
     _, extra = input_size(settings, source)
     return {
@@ -81,7 +81,7 @@ def model_arguments(settings: Settings, source: Anything) -> dict[str, Any]:
     }
 
 
-def create_classifier(settings: Settings, source: Anything, *, resumed: bool = False) -> Classifier:
+def create_classifier(settings: Settings, source: AnySource, *, resumed: bool = False) -> Classifier:
     """The model in its training harness; the same weights for the same seed.
 
     Args:
@@ -115,7 +115,7 @@ def create_classifier(settings: Settings, source: Anything, *, resumed: bool = F
     return kind(model, settings, len(source.classes))
 
 
-def _check_fits(model: nn.Module, settings: Settings, source: Anything) -> None:
+def _check_fits(model: nn.Module, settings: Settings, source: AnySource) -> None:
     """Raise if a model does not turn images of the run's size into one number per class."""
     if any(each.is_meta for each in model.parameters()):
         raise ValueError(f"{settings.model!r} has weights without values: it was built on the device 'meta'")
@@ -134,13 +134,13 @@ def _check_fits(model: nn.Module, settings: Settings, source: Anything) -> None:
         )
 
 
-def _input_shape(settings: Settings, source: Anything, model: nn.Module) -> tuple[int, int, int]:
+def _input_shape(settings: Settings, source: AnySource, model: nn.Module) -> tuple[int, int, int]:
     size = input_size(settings, source)[0]
     channels = (settings.model_options or {}).get("in_chans", resolve_model_data_config(model)["input_size"][0])
     return channels, size, size
 
 
-def create_data(settings: Settings, source: Anything, model: nn.Module) -> ImageData:
+def create_data(settings: Settings, source: AnySource, model: nn.Module) -> ImageData:
     """Batches for a model, prepared as it expects."""
     known: dict[str, Any] = {"size": _input_shape(settings, source, model)}
     if source.size is not None:
@@ -157,7 +157,7 @@ def create_data(settings: Settings, source: Anything, model: nn.Module) -> Image
     )
 
 
-def card(settings: Settings, source: Anything, data: ImageData, model: nn.Module) -> dict[str, Any]:
+def card(settings: Settings, source: AnySource, data: ImageData, model: nn.Module) -> dict[str, Any]:
     """What somebody who finds ``model.safetensors`` has to know."""
     said = {
         "name": "_".join(filter(None, (settings.model, settings.attn))),

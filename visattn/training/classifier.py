@@ -15,11 +15,11 @@ from torch.distributed.fsdp import fully_shard
 from torchmetrics import Metric
 from typing_extensions import override
 
-from visattn.core.decisions import Decides, policy_term, take_decisions
 from visattn.data.loader import IGNORE
 from visattn.models.patch import Patch
 from visattn.models.weights import CARD_KEY
 from visattn.models.wrapping import NAME, wrappers
+from visattn.policy import DecisionModule, policy_term, take_decisions
 from visattn.training.metrics import Accuracy, Confusion, Mean
 from visattn.training.optimisation import apply_recipe, cosine_with_warmup, create_optimizer, new_parts, recipe
 from visattn.training.settings import Settings
@@ -40,7 +40,7 @@ class Classifier(LightningModule):
             self.mix = Mixup(
                 settings.mixup, settings.cutmix, label_smoothing=settings.label_smoothing, num_classes=num_classes
             )
-        self.decides = any(isinstance(module, Decides) for module in model.modules())
+        self.decides = any(isinstance(module, DecisionModule) for module in model.modules())
         if settings.channels_last:
             model.to(memory_format=torch.channels_last)
         self.train_top1 = Accuracy()
@@ -191,7 +191,7 @@ def _freeze_backbone(model: nn.Module) -> Iterator[nn.Module]:
 
     That is every module of the backbone, even if it has a block in it, but not those that hold the classifier.
     """
-    if isinstance(model, Decides):
+    if isinstance(model, DecisionModule):
         raise ValueError(f"--freeze-backbone: {type(model).__name__} has no backbone to freeze")
     parts = [*new_parts(model), *(module for module in model.modules() if isinstance(module, Patch))]
     trained = {id(module) for part in parts for module in part.modules()}

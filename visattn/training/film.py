@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from visattn.files import replacing
-from visattn.models.survey import uncompiled
+from visattn.modules import uncompiled
 from visattn.report.heatmaps import draw_film
 
 Look: TypeAlias = Callable[[nn.Module, Tensor], Tensor]  # (B, 3, H, W) -> heatmaps (B, H, W) in [0, 1]

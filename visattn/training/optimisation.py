@@ -12,8 +12,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from visattn.core.decisions import Decides
 from visattn.models.wrapping import NAME, plain_name
+from visattn.policy import DecisionModule
 from visattn.registry import suggest
 from visattn.training.settings import Settings
 
@@ -52,7 +52,7 @@ def new_parts(model: nn.Module) -> Iterator[nn.Module]:
     for module in model.modules():
         if NAME in module._modules:
             yield module.get_submodule(NAME)
-        if isinstance(module, Decides):
+        if isinstance(module, DecisionModule):
             yield module
 
 

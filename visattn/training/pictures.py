@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from visattn.data.datamodule import Examples, ImageData
-from visattn.heatmaps import Looks, explain, grad_cam, look_at, on_mask
-from visattn.models.survey import evaluating
+from visattn.heatmaps import HasFixations, explain, grad_cam, look_at, on_mask
+from visattn.modules import evaluating
 from visattn.report.curves import draw_confusion, draw_curves, read_confusion
 from visattn.report.heatmaps import Answer, draw_heatmaps
 from visattn.report.paths import draw_paths
@@ -44,7 +44,7 @@ def create_film(folder: Path, settings: Settings, model: nn.Module, data: ImageD
 
 def _way_to_look(model: nn.Module, inputs: Tensor) -> tuple[str, Look]:
     """How to see what a model looks at, by name: its glimpses if it takes any, else Grad-CAM."""
-    if isinstance(model, Looks):
+    if isinstance(model, HasFixations):
         return "glimpses", lambda model, images: explain(model, images, "glimpses").heatmap
     return "Grad-CAM", partial(grad_cam, place=look_at(model, inputs))
 
@@ -73,18 +73,18 @@ def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dic
     masks = None if examples.masks is None else np.stack(examples.masks)
     title = f"What {name} looks at ({way}, best epoch)"
     images, answers = np.stack(examples.images), _answers(model, inputs, examples, data.source.names)
-    if isinstance(model, Looks):
+    if isinstance(model, HasFixations):
         _draw_fixations(folder / "fixations.png", model, images, inputs, answers, masks, name)
     if masks is not None:
         inside = float((maps * masks).sum() / max(maps.sum(), 1e-12))
         title += f": {inside:.0%} of it on the outlined digit, which covers {masks.mean():.0%} of the image"
-    label = "seen how often (most = 1)" if isinstance(model, Looks) else "evidence for the answer (largest = 1)"
+    label = "seen how often (most = 1)" if isinstance(model, HasFixations) else "evidence for the answer (largest = 1)"
     draw_heatmaps(folder / "heatmaps.png", images, maps, answers, title=title, label=label, masks=masks)
 
 
 def _draw_fixations(
     path: Path,
-    model: Looks,
+    model: HasFixations,
     images: NDArray[np.uint8],
     inputs: Tensor,
     answers: Sequence[Answer],

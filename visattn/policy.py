@@ -6,8 +6,9 @@ where :math:`a_t` is what was decided (``log_prob`` holds its log-probability), 
 :math:`b_t` a guess of it that was made without knowing :math:`a_t` (``baseline``): it does not change the mean of the
 estimate, and takes away variance.
 
-A module that decides at random derives from :class:`Decides` and keeps a :class:`Decision` whenever it decides in
-training mode. Whoever trains a model adds the :func:`policy_term` of its decisions; ``train.py`` does so for any model:
+A module that decides at random derives from :class:`DecisionModule` and keeps a :class:`Decision` whenever it decides
+in training mode. Whoever trains a model adds the :func:`policy_term` of its decisions; ``train.py`` does so for any
+model:
 
 >>> import torch, visattn
 >>> from torch import nn
@@ -51,7 +52,7 @@ class Decision:
     entropy_weight: float = 0.0
 
 
-class Decides(nn.Module):
+class DecisionModule(nn.Module):
     """A module that takes decisions at random when it runs in training mode.
 
     Its ``forward`` then sets ``self.decision``, once or several times; in evaluation mode it leaves nothing to chance.
@@ -124,7 +125,7 @@ def take_decisions(model: nn.Module) -> list[Decision]:
 
     If one loss is made of several passes, take the decisions of each before the next begins.
     """
-    return [decision for module in model.modules() if isinstance(module, Decides) for decision in module.take()]
+    return [decision for module in model.modules() if isinstance(module, DecisionModule) for decision in module.take()]
 
 
 def policy_loss(decision: Decision, reward: Tensor) -> Tensor:
@@ -182,6 +183,6 @@ def policy_term(model: nn.Module, reward: Tensor, *, mean: Tensor | None = None)
     for decision in take_decisions(model):
         term = term + policy_loss(_by_image(decision, len(reward)), reward)
     for module in model.modules():
-        if isinstance(module, Decides):
+        if isinstance(module, DecisionModule):
             module.observe(reward.mean() if mean is None else mean)
     return term
