@@ -294,13 +294,18 @@ def test_keyboard(visit):
         assert brightest_key(page) == PEAKS["early"][place]
 
 
+def wait_for_subject(page, name):
+    """Until the page shows an image (a condition in JavaScript would be polled with eval, which the page forbids)."""
+    page.locator("#subject", has_text=re.compile(f"^{re.escape(name)}")).wait_for()
+
+
 def test_subjects(visit):
     page = visit(subjects())
     wide = pixels(page)
     assert wide.shape[0] * 90 == wide.shape[1] * 60
     page.focus("#subject-1")
     page.keyboard.press("Enter")
-    page.wait_for_function("document.getElementById('subject').textContent.startsWith('tall.png')")
+    wait_for_subject(page, "tall.png")
     ready(page)
     tall = pixels(page)
     assert tall.shape[0] * 40 == tall.shape[1] * 80
@@ -309,10 +314,10 @@ def test_subjects(visit):
     for absent in ('[data-method="grad-cam"]', '[data-mode="patches"]'):
         assert page.locator(f"{absent} input").is_disabled()
     page.click("#subject-0")
-    page.wait_for_function("document.getElementById('subject').textContent.startsWith('wide.png')")
+    wait_for_subject(page, "wide.png")
     page.click('[data-method="grad-cam"]')
     page.click("#subject-1")
-    page.wait_for_function("document.getElementById('subject').textContent.startsWith('tall.png')")
+    wait_for_subject(page, "tall.png")
     assert page.text_content("#about") == "grad-cam: not made for this image"
 
 
@@ -322,7 +327,7 @@ def test_widths(visit, width):
     for number in (0, 1):
         page.click(f"#subject-{number}")
         name = ("wide", "tall")[number]
-        page.wait_for_function(f"document.getElementById('subject').textContent.startsWith('{name}')")
+        wait_for_subject(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         box = page.locator("#view").bounding_box()
         assert box["x"] >= 0
@@ -353,7 +358,7 @@ def test_hostile_names(visit):
     assert page.locator("#layer option").first.text_content() == bad
     page.click('[data-method="toString"]')
     page.click("#subject-3")
-    page.wait_for_function("document.getElementById('subject').textContent.startsWith('plain')")
+    wait_for_subject(page, "plain")
     assert page.locator('[data-method="toString"] input').is_disabled()
     assert page.text_content("#about") == "toString: not made for this image"
     assert page.title() == "a <b>report</b>"

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.training import TINY, assert_same_weights, checkpoint, start, train, wait_for
-from visattn.cli import train as command
 from visattn.cli.train import main
 from visattn.training import slurm
+from visattn.training import train as story
 from visattn.training.checkpoints import SafeCheckpointIO
 from visattn.training.classifier import Classifier
 
@@ -32,7 +32,7 @@ def _one_thread():
 @pytest.fixture
 def undrawn(elsewhere, monkeypatch):
     """A folder of its own to work in, for runs that leave out their last pictures."""
-    monkeypatch.setattr(command, "draw_outcome", lambda *_: None)
+    monkeypatch.setattr(story, "draw_outcome", lambda *_: None)
     return elsewhere
 
 
@@ -76,7 +76,7 @@ def test_a_run_is_stopped_between_two_steps(undrawn, monkeypatch, capsys, place,
 @LIGHTNING
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_before_training_there_is_nothing_to_save(elsewhere, monkeypatch, capsys, number):
-    monkeypatch.setattr(command, "create_classifier", once(command.create_classifier, number))
+    monkeypatch.setattr(story, "create_classifier", once(story.create_classifier, number))
     before = signal.getsignal(number)
     assert main(TINY) == 128 + number
     said = capsys.readouterr()
@@ -114,7 +114,7 @@ def test_the_progress_bar_gives_the_terminal_back(monkeypatch, capsys):
 
 @LIGHTNING
 def test_the_pictures_at_the_end_are_finished(elsewhere, monkeypatch, capsys):
-    monkeypatch.setattr(command, "draw_outcome", once(command.draw_outcome, signal.SIGTERM))
+    monkeypatch.setattr(story, "draw_outcome", once(story.draw_outcome, signal.SIGTERM))
     assert main([*TINY, "--name", "drawn"]) == 0, capsys.readouterr().err
     files = {path.name for path in (elsewhere / "runs" / "drawn").iterdir()}
     assert files >= {"model.safetensors", "model.json", "heatmaps.png", "curves.png", "confusion.png"}

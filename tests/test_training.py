@@ -427,7 +427,7 @@ def test_what_was_found_and_what_stays_random_is_said(tmp_path, capsys):
     said = run(*folder, "--name", "frozen", "--freeze-backbone", capsys=capsys).out
     assert "on folder: 2 classes, " in said
     assert "8 images to train on, 2 to validate on\n" in said
-    assert "note: --freeze-backbone without --pretrained: the backbone stays as random as it is\n" in said
+    assert "note: --freeze-backbone without --pretrained: the backbone keeps its random weights\n" in said
     assert "random" not in run(*folder, "--name", "free", capsys=capsys).out
 
 
