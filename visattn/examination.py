@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
+from visattn.core.arguments import Device
 from visattn.heatmaps import METHODS, attention_heads, list_methods
 from visattn.heatmaps.findings import Examiner, Question, classes_of
 from visattn.heatmaps.targets import resolve
@@ -158,7 +159,7 @@ def _folder(out: Any) -> HeatmapFolder | None:
     return out if isinstance(out, HeatmapFolder) else HeatmapFolder(out, METHODS)
 
 
-def _opened(model: Any, device: Any, preparation: Preparation | None) -> tuple[Trained, Preparation]:
+def _opened(model: Any, device: Device, preparation: Preparation | None) -> tuple[Trained, Preparation]:
     if isinstance(model, str | PathLike):
         trained, own = open_model(None, str(model), device)
         return trained, preparation or own

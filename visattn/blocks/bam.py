@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, reduced, register_block
-from visattn.core.arguments import positive
+from visattn.core.arguments import Device, DType, positive
 
 
 @register_block("bam", family="mixed", paper="Park et al., BMVC 2018, arXiv:1807.06514")
@@ -43,12 +43,12 @@ class BAM(Gate):
         *,
         rd_ratio: float = 1 / 16,
         dilation: int = 4,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
         positive("bam", dilation=dilation)
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = reduced(channels, rd_ratio)
         self.channel = nn.Sequential(
             nn.Conv2d(channels, hidden, 1, **factory),

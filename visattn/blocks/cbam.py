@@ -19,14 +19,13 @@ none). All follow the authors' code, which produced the published 28.09 M parame
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, reduced, register_block
 from visattn.blocks.spatial import SpatialAttention
+from visattn.core.arguments import Device, DType
 
 
 class MaxMeanChannel(Gate):
@@ -37,7 +36,7 @@ class MaxMeanChannel(Gate):
         rd_ratio: width of the bottleneck as a fraction of C.
     """
 
-    def __init__(self, channels: int, *, rd_ratio: float = 1 / 16, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, rd_ratio: float = 1 / 16, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         hidden = reduced(channels, rd_ratio)
         self.fc1 = nn.Conv2d(channels, hidden, 1, device=device, dtype=dtype)
@@ -66,8 +65,8 @@ class CBAM(nn.Module):
         *,
         rd_ratio: float = 1 / 16,
         kernel_size: int = 7,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
         self.channel = MaxMeanChannel(channels, rd_ratio=rd_ratio, device=device, dtype=dtype)

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, reduced, register_block
+from visattn.core.arguments import Device, DType
 
 
 @register_block("coord", family="mixed", paper="Hou et al., CVPR 2021, arXiv:2103.02907")
@@ -42,11 +43,11 @@ class Coordinate(Gate):
         *,
         rd_ratio: float = 1 / 32,
         rd_min: int = 8,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = reduced(channels, rd_ratio, minimum=rd_min)
         self.reduce = nn.Conv2d(channels, hidden, 1, **factory)
         self.bn = nn.BatchNorm2d(hidden, **factory)

@@ -20,12 +20,11 @@ and biases are PyTorch's own. Widely copied versions take the second softmax ove
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import reduced, register_block
+from visattn.core.arguments import Device, DType
 
 
 @register_block("double", family="self", paper="Chen et al., NeurIPS 2018, arXiv:1810.11579")
@@ -37,7 +36,7 @@ class DoubleAttention(nn.Module):
         rd_ratio: number of descriptors, and of their features, as a fraction of C.
     """
 
-    def __init__(self, channels: int, *, rd_ratio: float = 1 / 4, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, rd_ratio: float = 1 / 4, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         hidden = reduced(channels, rd_ratio)
         self.features = nn.Conv2d(channels, hidden, 1, device=device, dtype=dtype)

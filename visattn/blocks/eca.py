@@ -23,12 +23,12 @@ torch.Size([2, 64, 8, 8])
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
+from visattn.core.arguments import Device, DType
 
 
 def eca_kernel_size(channels: int) -> int:
@@ -46,7 +46,9 @@ class EfficientChannel(Gate):
         kernel_size: an odd number; from the paper's formula unless given.
     """
 
-    def __init__(self, channels: int, *, kernel_size: int | None = None, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, channels: int, *, kernel_size: int | None = None, device: Device = None, dtype: DType = None
+    ) -> None:
         super().__init__()
         kernel_size = eca_kernel_size(channels) if kernel_size is None else kernel_size
         if kernel_size < 1 or kernel_size % 2 == 0:

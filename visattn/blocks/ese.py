@@ -15,12 +15,11 @@ torch.Size([2, 64, 8, 8])
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
+from visattn.core.arguments import Device, DType
 
 
 @register_block("ese", family="channel", paper="Lee & Park, CVPR 2020, arXiv:1911.06667")
@@ -31,7 +30,7 @@ class EffectiveSqueezeExcite(Gate):
         channels: C.
     """
 
-    def __init__(self, channels: int, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         self.fc = nn.Conv2d(channels, channels, 1, device=device, dtype=dtype)
 

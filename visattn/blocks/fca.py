@@ -22,13 +22,13 @@ torch.Size([2, 64, 14, 14])
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, reduced, register_block
+from visattn.core.arguments import Device, DType
 from visattn.core.precision import precise
 
 TOP16 = (  # (u along the height, v along the width), best first
@@ -68,7 +68,7 @@ class FrequencyChannel(Gate):
     columns: Tensor
 
     def __init__(
-        self, channels: int, *, size: int = 7, rd_ratio: float = 1 / 16, device: Any = None, dtype: Any = None
+        self, channels: int, *, size: int = 7, rd_ratio: float = 1 / 16, device: Device = None, dtype: DType = None
     ) -> None:
         super().__init__()
         if size < 7:

@@ -20,12 +20,11 @@ at zero, so that the block starts as the identity. (timm's ``gc`` multiplies ins
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import reduced, register_block
+from visattn.core.arguments import Device, DType
 
 
 @register_block("gc", family="channel", paper="Cao et al., ICCVW 2019, arXiv:1904.11492")
@@ -37,7 +36,7 @@ class GlobalContext(nn.Module):
         rd_ratio: width of the bottleneck as a fraction of C.
     """
 
-    def __init__(self, channels: int, *, rd_ratio: float = 1 / 16, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, rd_ratio: float = 1 / 16, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         hidden = reduced(channels, rd_ratio)
         self.key = nn.Conv2d(channels, 1, 1, device=device, dtype=dtype)

@@ -19,13 +19,11 @@ True
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
-from visattn.core.arguments import positive
+from visattn.core.arguments import Device, DType, positive
 from visattn.core.precision import precise
 
 
@@ -38,7 +36,7 @@ class GatedChannel(Gate):
         eps: keeps both square roots away from zero.
     """
 
-    def __init__(self, channels: int, *, eps: float = 1e-5, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, eps: float = 1e-5, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         positive("gct", eps=eps)
         self.eps = eps

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, reduced, register_block
+from visattn.core.arguments import Device, DType
 
 PAPER = "Hu et al., NeurIPS 2018, arXiv:1810.12348"
 
@@ -49,7 +50,7 @@ class GatherExcite(Gate):
         extent: the pooling window is 2·extent - 1 wide and moves by extent; 0 is the whole map.
     """
 
-    def __init__(self, channels: int, *, extent: int = 0, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, extent: int = 0, device: Device = None, dtype: DType = None) -> None:
         del device, dtype  # nothing to place
         super().__init__()
         if extent < 0:
@@ -86,11 +87,11 @@ class GatherExciteTheta(Gate):
         *,
         extent: int = 8,
         size: int | tuple[int, int] | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.size = (size, size) if isinstance(size, int) else size
         layers: list[nn.Module] = []
         if self.size is not None:
@@ -138,8 +139,8 @@ class GatherExcitePlus(GatherExciteTheta):
         extent: int = 8,
         size: int | tuple[int, int] | None = None,
         rd_ratio: float = 1 / 16,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__(channels, extent=extent, size=size, device=device, dtype=dtype)
         hidden = reduced(channels, rd_ratio)

@@ -37,6 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import reduced, register_block
+from visattn.core.arguments import Device, DType
 from visattn.core.precision import precise
 from visattn.core.sampling import draw_log_prob, entropy, k_hot, straight_through_top_k, top_k
 from visattn.policy import Decision, DecisionModule
@@ -75,8 +76,8 @@ class HardWindows(DecisionModule):
         window: int = 1,
         fill: Fill = "zero",
         rd_ratio: float = 1 / 4,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
         if isinstance(glimpses, float) and not 0 < glimpses <= 1:
@@ -170,8 +171,8 @@ class HardAttention(HardWindows):
         baseline: Baseline = "learned",
         policy_weight: float = 0.1,
         entropy_weight: float = 0.002,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__(
             channels, glimpses=glimpses, window=window, fill=fill, rd_ratio=rd_ratio, device=device, dtype=dtype

@@ -21,12 +21,11 @@ so the order among the K does not matter, and σ is not lowered in the course of
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from visattn.blocks.base import register_block
 from visattn.blocks.hard import Fill, HardWindows
+from visattn.core.arguments import Device, DType
 from visattn.core.sampling import perturbed_top_k
 
 
@@ -54,8 +53,8 @@ class HardTopK(HardWindows):
         rd_ratio: float = 1 / 4,
         sigma: float = 0.05,
         samples: int = 100,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__(
             channels, glimpses=glimpses, window=window, fill=fill, rd_ratio=rd_ratio, device=device, dtype=dtype

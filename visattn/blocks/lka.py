@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
+from visattn.core.arguments import Device, DType
 
 
 @register_block("lka", family="spatial", paper="Guo et al., CVM 2023, arXiv:2202.09741")
@@ -30,9 +31,9 @@ class LargeKernel(Gate):
         channels: C.
     """
 
-    def __init__(self, channels: int, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
-        factory = {"groups": channels, "device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"groups": channels, "device": device, "dtype": dtype}
         self.local = nn.Conv2d(channels, channels, 5, padding=2, **factory)
         self.distant = nn.Conv2d(channels, channels, 7, padding=9, dilation=3, **factory)
         self.mix = nn.Conv2d(channels, channels, 1, device=device, dtype=dtype)

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
-from visattn.core.arguments import positive
+from visattn.core.arguments import Device, DType, positive
 from visattn.core.attention import fused_attention
 from visattn.core.scores import dot
 
@@ -66,12 +66,14 @@ class MultiHeadSelfAttention2d(nn.Module):
         size: side S of the map that the position tables are stored for.
     """
 
-    def __init__(self, channels: int, *, heads: int = 4, size: int = 14, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, channels: int, *, heads: int = 4, size: int = 14, device: Device = None, dtype: DType = None
+    ) -> None:
         super().__init__()
         positive("mhsa", size=size)
         if heads < 1 or channels % heads:
             raise ValueError(f"{heads} heads do not divide {channels} channels")
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.heads = heads
         self.head_dim = channels // heads
         self.qkv = nn.Conv2d(channels, 3 * channels, 1, bias=False, **factory)

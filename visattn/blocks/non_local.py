@@ -40,6 +40,7 @@ from torch import Tensor, nn
 
 from visattn.blocks.base import reduced, register_block
 from visattn.core import Attention
+from visattn.core.arguments import Device, DType
 from visattn.core.scores import dot
 
 PAPER = "Wang et al., CVPR 2018, arXiv:1711.07971"
@@ -67,8 +68,8 @@ class PairwiseBlock(nn.Module, ABC):
         *,
         rd_ratio: float = 1 / 2,
         subsample: int = 1,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
         if subsample < 1:

@@ -27,14 +27,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, reduced, register_block
+from visattn.core.arguments import Device, DType
 
 
 class PreActivationUnit(nn.Module):
     """x + 1x1(3x3(1x1(x))), each convolution behind batch norm and ReLU."""
 
-    def __init__(self, channels: int, hidden: int, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, hidden: int, *, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.bn1 = nn.BatchNorm2d(channels, **factory)
         self.conv1 = nn.Conv2d(channels, hidden, 1, bias=False, **factory)
         self.bn2 = nn.BatchNorm2d(hidden, **factory)
@@ -64,12 +65,12 @@ class ResidualMask(Gate):
     """
 
     def __init__(
-        self, channels: int, *, depth: int = 2, rd_ratio: float = 1 / 4, device: Any = None, dtype: Any = None
+        self, channels: int, *, depth: int = 2, rd_ratio: float = 1 / 4, device: Device = None, dtype: DType = None
     ) -> None:
         super().__init__()
         if depth < 1:
             raise ValueError(f"the mask needs a depth of at least 1, got {depth}")
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = reduced(channels, rd_ratio)
 
         def units(number: int) -> nn.ModuleList:

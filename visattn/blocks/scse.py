@@ -24,13 +24,12 @@ True
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.se import SqueezeExcite
+from visattn.core.arguments import Device, DType
 
 PAPER = "Roy et al., MICCAI 2018, arXiv:1803.02579"
 
@@ -44,7 +43,7 @@ class ChannelSE(SqueezeExcite):
         rd_ratio: width of the bottleneck as a fraction of C.
     """
 
-    def __init__(self, channels: int, *, rd_ratio: float = 1 / 2, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, rd_ratio: float = 1 / 2, device: Device = None, dtype: DType = None) -> None:
         super().__init__(channels, rd_ratio=rd_ratio, device=device, dtype=dtype)
 
 
@@ -56,7 +55,7 @@ class SpatialSE(Gate):
         channels: C.
     """
 
-    def __init__(self, channels: int, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, 1, 1, device=device, dtype=dtype)
 
@@ -74,7 +73,7 @@ class ConcurrentSE(nn.Module):
         rd_ratio: width of the channel half's bottleneck as a fraction of C.
     """
 
-    def __init__(self, channels: int, *, rd_ratio: float = 1 / 2, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, rd_ratio: float = 1 / 2, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         self.channel = ChannelSE(channels, rd_ratio=rd_ratio, device=device, dtype=dtype)
         self.spatial = SpatialSE(channels, device=device, dtype=dtype)

@@ -19,13 +19,12 @@ The bottleneck is exactly C/r wide: timm's ``SEModule`` rounds it to a multiple 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, reduced, register_block
+from visattn.core.arguments import Device, DType
 
 
 @register_block("se", family="channel", paper="Hu et al., CVPR 2018, arXiv:1709.01507")
@@ -39,7 +38,7 @@ class SqueezeExcite(Gate):
     """
 
     def __init__(
-        self, channels: int, *, rd_ratio: float = 1 / 16, bias: bool = True, device: Any = None, dtype: Any = None
+        self, channels: int, *, rd_ratio: float = 1 / 16, bias: bool = True, device: Device = None, dtype: DType = None
     ) -> None:
         super().__init__()
         hidden = reduced(channels, rd_ratio)

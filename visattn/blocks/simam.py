@@ -19,13 +19,11 @@ torch.Size([2, 64, 8, 8])
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from visattn.blocks.base import Gate, register_block
-from visattn.core.arguments import positive
+from visattn.core.arguments import Device, DType, positive
 from visattn.core.precision import precise
 
 
@@ -38,7 +36,7 @@ class SimAM(Gate):
         lam: λ, which keeps the quotient finite and flattens the gate.
     """
 
-    def __init__(self, channels: int, *, lam: float = 1e-4, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, lam: float = 1e-4, device: Device = None, dtype: DType = None) -> None:
         del device, dtype  # nothing to place
         super().__init__()
         positive("simam", lam=lam)

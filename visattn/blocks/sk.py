@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, reduced, register_block
+from visattn.core.arguments import Device, DType
 
 
 @register_block("sk", family="channel", paper="Li et al., CVPR 2019, arXiv:1903.06586")
@@ -48,11 +49,11 @@ class SelectiveKernel(nn.Module):
         rd_ratio: float = 1 / 16,
         rd_min: int = 32,
         groups: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         groups = math.gcd(channels, 32) if groups is None else groups
         if groups < 1 or channels % groups:
             raise ValueError(f"{groups} groups do not divide {channels} channels")

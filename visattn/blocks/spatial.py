@@ -18,12 +18,11 @@ tensor([0.5000], grad_fn=<Unique2Backward0>)
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
+from visattn.core.arguments import Device, DType
 
 
 def max_mean(x: Tensor, dim: int = 1) -> Tensor:
@@ -38,7 +37,7 @@ class MaxMeanGate(nn.Module):
         kernel_size: an odd number.
     """
 
-    def __init__(self, kernel_size: int = 7, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, kernel_size: int = 7, *, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f"kernel_size must be odd, got {kernel_size}")
@@ -59,7 +58,7 @@ class SpatialAttention(Gate):
         kernel_size: an odd number.
     """
 
-    def __init__(self, channels: int, *, kernel_size: int = 7, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, kernel_size: int = 7, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         self.channels = channels
         self.gate = MaxMeanGate(kernel_size, device=device, dtype=dtype)

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, reduced, register_block
-from visattn.core.arguments import positive
+from visattn.core.arguments import Device, DType, positive
 
 
 @register_block("splat", family="channel", paper="Zhang et al., CVPRW 2022, arXiv:2004.08955")
@@ -50,14 +50,14 @@ class SplitAttention(nn.Module):
         groups: int = 1,
         rd_ratio: float = 1 / 4,
         rd_min: int = 32,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
         positive("splat", radix=radix, groups=groups)
         if channels % (radix * groups):
             raise ValueError(f"{channels} channels cannot be divided into {radix} splits x {groups} groups")
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = reduced(channels * radix, rd_ratio, minimum=rd_min)
         self.radix = radix
         self.groups = groups

@@ -17,12 +17,11 @@ torch.Size([2, 64, 8, 8])
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
+from visattn.core.arguments import Device, DType
 from visattn.core.precision import precise
 
 
@@ -34,7 +33,7 @@ class StyleRecalibration(Gate):
         channels: C.
     """
 
-    def __init__(self, channels: int, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, 2, device=device, dtype=dtype))
         self.bn = nn.BatchNorm2d(channels, device=device, dtype=dtype)

@@ -18,12 +18,11 @@ torch.Size([2, 64, 8, 6])
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.spatial import MaxMeanGate
+from visattn.core.arguments import Device, DType
 
 
 @register_block("triplet", family="mixed", paper="Misra et al., WACV 2021, arXiv:2010.03045")
@@ -35,7 +34,7 @@ class Triplet(Gate):
         kernel_size: an odd number.
     """
 
-    def __init__(self, channels: int, *, kernel_size: int = 7, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, channels: int, *, kernel_size: int = 7, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         self.channels = channels
         self.channel_width = MaxMeanGate(kernel_size, device=device, dtype=dtype)

@@ -1,4 +1,7 @@
-"""Numbers that something is built with: what the signature calls an int is a whole number, of whatever integer type."""
+"""What something is built with: where and of which type, and numbers.
+
+What a signature calls an int is a whole number, of whatever integer type.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,12 @@ import operator
 from collections.abc import Callable, Mapping
 from functools import wraps
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import torch
+
+Device: TypeAlias = torch.device | str | None
+DType: TypeAlias = torch.dtype | None
 
 Init = TypeVar("Init", bound=Callable[..., None])
 

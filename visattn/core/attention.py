@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn.core.arguments import checked, positive
+from visattn.core.arguments import Device, DType, checked, positive
 from visattn.core.distributions import Distribution, as_distribution, softmax
 from visattn.core.scopes import SCOPES, LocalPredictive, Scope
 from visattn.core.scores import SCORES, DotScore, Score
@@ -74,8 +74,8 @@ class Attention(nn.Module):
         distribution: str | Distribution = "softmax",
         scope: str | Scope = "global",
         heads: int = 1,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
         key_dim = query_dim if key_dim is None else key_dim
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         self.query_dim = query_dim
         self.key_dim = key_dim
         self.heads = heads
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         if isinstance(score, str):
             if score == "location":
                 raise ValueError(

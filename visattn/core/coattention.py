@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from visattn.core.arguments import checked
+from visattn.core.arguments import Device, DType, checked
 from visattn.core.attention import Attention
 from visattn.core.distributions import softmax
 from visattn.core.scores import Additive
@@ -44,7 +44,7 @@ def _check_grain(grain: str) -> None:
         raise ValueError(f"grain is 'coarse' or 'fine', got {grain!r}")
 
 
-def guided(guide_dim: int, key_dim: int, hidden: int, *, device: Any = None, dtype: Any = None) -> Attention:
+def guided(guide_dim: int, key_dim: int, hidden: int, *, device: Device = None, dtype: DType = None) -> Attention:
     """Attention over keys under a guide: v' tanh(W guide + U key + b)."""
     score = Additive(guide_dim, key_dim, hidden=hidden, device=device, dtype=dtype)
     return Attention(guide_dim, key_dim=key_dim, score=score)
@@ -66,9 +66,9 @@ class Affinity(nn.Module):
         \alpha_a = \mathrm{softmax}(H_a v_a),\quad \alpha_b = \mathrm{softmax}(H_b v_b)
     """
 
-    def __init__(self, a_dim: int, b_dim: int, hidden: int, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, a_dim: int, b_dim: int, hidden: int, *, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.w_c = nn.Parameter(torch.empty(a_dim, b_dim, **factory).uniform_(-(a_dim**-0.5), a_dim**-0.5))
         self.w_a = nn.Linear(a_dim, hidden, bias=False, **factory)
         self.w_b = nn.Linear(b_dim, hidden, bias=False, **factory)
@@ -109,14 +109,14 @@ class ParallelCoAttention(nn.Module):
         *,
         grain: Grain = "fine",
         hidden: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
         _check_grain(grain)
         b_dim = a_dim if b_dim is None else b_dim
         hidden = a_dim if hidden is None else hidden
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.grain = grain
         if grain == "fine":
             self.affinity = Affinity(a_dim, b_dim, hidden, **factory)
@@ -160,14 +160,14 @@ class AlternatingCoAttention(nn.Module):
         *,
         grain: Grain = "coarse",
         hidden: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
         _check_grain(grain)
         b_dim = a_dim if b_dim is None else b_dim
         hidden = a_dim if hidden is None else hidden
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.grain = grain
         if grain == "coarse":
             self.summary = guided(a_dim, a_dim, hidden, **factory)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn.core.arguments import checked, positive
+from visattn.core.arguments import Device, DType, checked, positive
 from visattn.core.attention import Attention
 from visattn.core.distributions import Distribution, as_distribution
 from visattn.core.scopes import Scope
@@ -52,11 +52,11 @@ class MultiHeadAttention(nn.Module):
         distribution: str | Distribution = "softmax",
         scope: str | Scope = "global",
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         context_dim = dim if context_dim is None else context_dim
         positive("MultiHeadAttention", dim=dim, context_dim=context_dim)
         self.query = nn.Linear(dim, dim, bias=bias, **factory)
@@ -95,11 +95,11 @@ class AttentionPool(nn.Module):
         score: str | Score = "additive",
         distribution: str | Distribution = "softmax",
         scope: str | Scope = "global",
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         positive("AttentionPool", dim=dim)
         self.query = nn.Parameter(torch.empty(1, dim, **factory).normal_(std=dim**-0.5))
         self.attend = Attention(dim, score=score, distribution=distribution, scope=scope, heads=heads, **factory)
@@ -134,11 +134,11 @@ class HierarchicalAttention(nn.Module):
         *,
         score: str = "additive",
         distribution: str | Distribution = "softmax",
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.inner = AttentionPool(dim, score=score, distribution=distribution, **factory)
         self.outer = AttentionPool(dim, score=score, distribution=distribution, **factory)
 
@@ -172,8 +172,8 @@ class MultiDimensionalAttention(nn.Module):
         value_dim: int | None = None,
         *,
         distribution: str | Distribution = "softmax",
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
         value_dim = query_dim if value_dim is None else value_dim

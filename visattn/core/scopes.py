@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from visattn.core.arguments import checked, positive
+from visattn.core.arguments import Device, DType, checked, positive
 from visattn.core.precision import precise
 from visattn.registry import Registry
 
@@ -36,7 +36,7 @@ class View(NamedTuple):
     gain: Tensor | None = None
 
 
-def causal(num_queries: int, num_keys: int, *, device: Any = None) -> Tensor:
+def causal(num_queries: int, num_keys: int, *, device: Device = None) -> Tensor:
     """Key j is visible to query i if j <= i; with more keys than queries, the last query sees the last key.
 
     >>> causal(2, 3).int()
@@ -47,7 +47,7 @@ def causal(num_queries: int, num_keys: int, *, device: Any = None) -> Tensor:
     return everything.tril(num_keys - num_queries)
 
 
-def local(num_queries: int, num_keys: int, radius: int, *, device: Any = None) -> Tensor:
+def local(num_queries: int, num_keys: int, radius: int, *, device: Device = None) -> Tensor:
     """Key j is visible to query i if |i - j| <= radius.
 
     >>> local(3, 4, 1).int()
@@ -60,14 +60,14 @@ def local(num_queries: int, num_keys: int, radius: int, *, device: Any = None) -
     return (queries[:, None] - keys).abs() <= radius
 
 
-def local_2d(height: int, width: int, radius: int, *, device: Any = None) -> Tensor:
+def local_2d(height: int, width: int, radius: int, *, device: Device = None) -> Tensor:
     """Pixels at most ``radius`` rows and columns away, as (H·W, H·W)."""
     rows = local(height, height, radius, device=device)
     columns = local(width, width, radius, device=device)
     return torch.kron(rows, columns)
 
 
-def window_2d(height: int, width: int, size: int, *, device: Any = None) -> Tensor:
+def window_2d(height: int, width: int, size: int, *, device: Device = None) -> Tensor:
     """Pixels of the same tile, counted from the top left corner, as (H·W, H·W)."""
     row = torch.arange(height, device=device) // size
     column = torch.arange(width, device=device) // size
@@ -131,7 +131,7 @@ class LocalPredictive(Scope):
     """
 
     @checked
-    def __init__(self, query_dim: int, *, radius: int = 3, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, query_dim: int, *, radius: int = 3, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         positive("LocalPredictive", query_dim=query_dim, radius=radius)
         self.radius = radius
@@ -169,7 +169,7 @@ class _Grid(Scope):
         return height, width
 
     @abstractmethod
-    def mask(self, height: int, width: int, device: Any = None) -> Tensor:
+    def mask(self, height: int, width: int, device: Device = None) -> Tensor:
         """Which pixel of a grid sees which, (H·W, H·W)."""
 
     def forward(self, query: Tensor, num_keys: int) -> View:
@@ -185,7 +185,7 @@ class Local2d(_Grid):
         super().__init__(grid)
         self.radius = _not_negative(radius)
 
-    def mask(self, height: int, width: int, device: Any = None) -> Tensor:
+    def mask(self, height: int, width: int, device: Device = None) -> Tensor:
         """Neighbourhood mask of a grid."""
         return local_2d(height, width, self.radius, device=device)
 
@@ -199,7 +199,7 @@ class Window2d(_Grid):
         positive("Window2d", size=size)
         self.size = size
 
-    def mask(self, height: int, width: int, device: Any = None) -> Tensor:
+    def mask(self, height: int, width: int, device: Device = None) -> Tensor:
         """Tile mask of a grid."""
         return window_2d(height, width, self.size, device=device)
 

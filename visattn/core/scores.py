@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn.core.arguments import checked, positive
+from visattn.core.arguments import Device, DType, checked, positive
 from visattn.core.precision import precise, without_autocast
 from visattn.registry import Registry
 
@@ -147,12 +147,14 @@ class Score(nn.Module, ABC):
     """
 
     @checked
-    def __init__(self, query_dim: int, key_dim: int | None = None, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, query_dim: int, key_dim: int | None = None, *, device: Device = None, dtype: DType = None
+    ) -> None:
         super().__init__()
         self.query_dim = query_dim
         self.key_dim = query_dim if key_dim is None else key_dim
         positive(type(self).__name__, query_dim=self.query_dim, key_dim=self.key_dim)
-        self._factory = {"device": device, "dtype": dtype}
+        self._factory: dict[str, Any] = {"device": device, "dtype": dtype}
 
     def _parameter(self, *shape: int, fan_in: int) -> nn.Parameter:
         """Uniform in ±1/sqrt(fan_in), as nn.Linear starts."""
@@ -191,7 +193,9 @@ class DotScore(Score):
 class Dot(DotScore):
     """q·k."""
 
-    def __init__(self, query_dim: int, key_dim: int | None = None, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, query_dim: int, key_dim: int | None = None, *, device: Device = None, dtype: DType = None
+    ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
         self._same_dims()
 
@@ -214,7 +218,9 @@ class Cosine(DotScore):
     ``log_scale`` is log(1/tau); one value serves all heads.
     """
 
-    def __init__(self, query_dim: int, key_dim: int | None = None, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, query_dim: int, key_dim: int | None = None, *, device: Device = None, dtype: DType = None
+    ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
         self._same_dims()
         self.log_scale = nn.Parameter(torch.full((1,), math.log(10.0), **self._factory))
@@ -228,7 +234,9 @@ class Cosine(DotScore):
 class General(DotScore):
     """q' W k."""
 
-    def __init__(self, query_dim: int, key_dim: int | None = None, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, query_dim: int, key_dim: int | None = None, *, device: Device = None, dtype: DType = None
+    ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
         self.w = self._parameter(self.query_dim, self.key_dim, fan_in=self.query_dim)
 
@@ -240,7 +248,9 @@ class General(DotScore):
 class BiasedGeneral(DotScore):
     """k' (W q + b)."""
 
-    def __init__(self, query_dim: int, key_dim: int | None = None, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, query_dim: int, key_dim: int | None = None, *, device: Device = None, dtype: DType = None
+    ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
         self.w = self._parameter(self.key_dim, self.query_dim, fan_in=self.query_dim)
         self.b = self._parameter(self.key_dim, fan_in=self.query_dim)
@@ -268,8 +278,8 @@ class Additive(Score):
         *,
         hidden: int | None = None,
         features: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
         hidden = self.key_dim if hidden is None else hidden
@@ -294,8 +304,8 @@ class Concat(Score):
         key_dim: int | None = None,
         *,
         hidden: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
         hidden = self.key_dim if hidden is None else hidden
@@ -326,8 +336,8 @@ class Location(Score):
         key_dim: int | None = None,
         *,
         num_keys: int,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
         positive("Location", num_keys=num_keys)
@@ -349,8 +359,8 @@ class Kernel(Score):
         key_dim: int | None = None,
         *,
         width: float = 1.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
         self._same_dims()
