@@ -31,7 +31,9 @@ from visattn.heatmaps.interception import intercepting
 from visattn.heatmaps.passes import Missed
 from visattn.modules import sharing_copy, weightless_copy
 
-IMAGE = 100_000.0  # rows between two images of a batch: more than any image has
+# Rows between two images of a batch: more than any image has. A third tensor for the number of the image would be
+# cleaner, and would cost every rule below a third more: pooling and products treat it exactly as they treat rows.
+IMAGE = 100_000.0
 Shadow: TypeAlias = tuple[Tensor, Tensor]
 T = TypeVar("T")
 
@@ -51,6 +53,10 @@ REDUCTIONS = frozenset({"mean", "amax", "amin", "sum", "logsumexp"})
 POOLS = frozenset({"max_pool2d_with_indices", "avg_pool2d", "max_pool2d"})
 UPSAMPLING = frozenset({"upsample_nearest2d", "upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_bicubic2d"})
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+
+
+class LostShadow(RuntimeError):  # noqa: N818 - no error: where tokens come from is then unknown
+    """A shadow cannot follow an operation."""
 
 
 class Tracing(TorchDispatchMode):
@@ -101,7 +107,7 @@ class Tracing(TorchDispatchMode):
             for each in _tensors([output]):
                 if each not in self.steps or name in MOVES | JOINS:
                     self.steps[each] = steps + (name not in MOVES | JOINS | NORMS)
-        except (RuntimeError, IndexError, TypeError, ValueError):  # a shadow that cannot follow is lost
+        except (RuntimeError, IndexError, TypeError, ValueError):  # LostShadow, or what torch says to odd arguments
             for each in _tensors([output]):
                 self.shadows[each] = nowhere(each.shape)
         return output
@@ -175,7 +181,7 @@ class Tracing(TorchDispatchMode):
             return
         move = getattr(torch.ops.aten, name)
         if any(isinstance(x, Tensor) for x in args[1:]):  # positions, which have no values here
-            raise TypeError
+            raise LostShadow(f"{name} by positions that have no values here")
         moved = self._both(args[0], lambda s: move(s, *args[1:], **_without_dtype(kwargs)))
         if isinstance(output, tuple | list):
             for each, rows, columns in zip(output, *moved, strict=True):

@@ -84,49 +84,65 @@ class Patch(nn.Module):
     visattn: Attention
     options: dict[str, Any]  # that it was made with
 
+    # timm's; not every class has all of them
+    num_heads: int
+    num_kv_groups: int
+    num_prefix_tokens: int
+    qkv: Any
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    q_bias: Any
+    k_bias: Any
+    v_bias: Any
+    q_norm: Any
+    k_norm: Any
+    norm: Any
+    gate: Any
+    proj: Any
+    attn_drop: Any
+    proj_drop: Any
+
     def _project(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, heads, N, d)."""
-        own: Any = self
-        if own.qkv is not None:
-            bias = own.qkv.bias
+        if self.qkv is not None:
+            bias = self.qkv.bias
             if getattr(self, "q_bias", None) is not None:
-                bias = torch.cat([own.q_bias, own.k_bias, own.v_bias])
-            qkv = F.linear(x, own.qkv.weight, bias).unflatten(-1, (3, own.num_heads, -1)).permute(2, 0, 3, 1, 4)
+                bias = torch.cat([self.q_bias, self.k_bias, self.v_bias])
+            qkv = F.linear(x, self.qkv.weight, bias).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
             query, key, value = qkv.unbind(0)
         else:
-            projections = own.q_proj, own.k_proj, own.v_proj
-            heads = own.num_heads, *[getattr(self, "num_kv_heads", own.num_heads)] * 2
+            projections = self.q_proj, self.k_proj, self.v_proj
+            heads = self.num_heads, *[getattr(self, "num_kv_heads", self.num_heads)] * 2
             query, key, value = (
                 projection(x).unflatten(-1, (number, -1)).transpose(1, 2)
                 for projection, number in zip(projections, heads, strict=True)
             )
         if not isinstance(self, BeitAttention):
-            query, key = own.q_norm(query), own.k_norm(key)
+            query, key = self.q_norm(query), self.k_norm(key)
         if rope is not None:
             query, key = (self._rotate(tokens, rope).type_as(value) for tokens in (query, key))
         if key.shape[1] < query.shape[1]:  # grouped queries share keys and values
-            key, value = (tokens.repeat_interleave(own.num_kv_groups, dim=1) for tokens in (key, value))
+            key, value = (tokens.repeat_interleave(self.num_kv_groups, dim=1) for tokens in (key, value))
         return query, key, value
 
     def _rotate(self, tokens: Tensor, rope: Tensor) -> Tensor:
-        own: Any = self
-        prefix, patches = tokens[:, :, : own.num_prefix_tokens], tokens[:, :, own.num_prefix_tokens :]
+        prefix, patches = tokens[:, :, : self.num_prefix_tokens], tokens[:, :, self.num_prefix_tokens :]
         half = getattr(self, "rotate_half", False)
         return torch.cat([prefix, apply_rot_embed_cat(patches, rope, half=half)], dim=2)
 
     def _attend(self, x: Tensor, rope: Tensor | None, bias: Tensor | None) -> Tensor:
-        own: Any = self
         query, key, value = self._project(x, rope)
-        if self.training and own.attn_drop.p > 0:
-            context = own.attn_drop(self.visattn.head_weights(query, key, bias)) @ value
+        if self.training and self.attn_drop.p > 0:
+            context = self.attn_drop(self.visattn.head_weights(query, key, bias)) @ value
         else:
             context = self.visattn.head_context(query, key, value, bias)
         out = context.transpose(1, 2).flatten(2)  # (B, N, heads·d)
         if not isinstance(self, BeitAttention):
-            out = own.norm(out)
-            if own.gate is not None:
-                out = out * own.gate(x).sigmoid()
-        return own.proj_drop(own.proj(out))
+            out = self.norm(out)
+            if self.gate is not None:
+                out = out * self.gate(x).sigmoid()
+        return self.proj_drop(self.proj(out))
 
     def attention(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
         """The weights (B, heads, N, N), prefix tokens included."""
@@ -282,6 +298,8 @@ def swap_attention(
         one = PatchScope(scope, prefix, image, patches, **scope_options) if scope in windows else scope
         attentions.append(_attention_for(target, score, distribution, one))
     for target, attention in zip(targets, attentions, strict=True):
+        # The class changes and the module stays: its weights, its hooks, its place in the network and its keys in
+        # state_dict are what they were, and so they are again when the class is set back.
         target.__class__ = REPLACEMENTS[type(target)]
         target.visattn = attention.train(target.training)
         target.options = {"score": score, "distribution": distribution, "scope": scope, **scope_options}
