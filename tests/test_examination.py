@@ -103,6 +103,7 @@ def test_progress_can_be_shown(model):
     ("change", "message"),
     [
         ({"methods": "rolout"}, "did you mean 'rollout'"),
+        ({"out": ""}, "the name of the folder is empty"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"device": "cpu"}, "stays where it is"),
         ({"target": "cow"}, "cannot be found by name"),

@@ -393,6 +393,8 @@ def test_a_manifest_of_somebody_else_is_left_alone(vit, tmp_path):
     (tmp_path / "manifest.json").write_text('{"name": "a web application"}')
     with pytest.raises(ValueError, match="was written by something else"):
         e.save(tmp_path)
+    with pytest.raises(ValueError, match="the name of the folder is empty"):
+        e.save("")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "own"]
 
 

@@ -82,6 +82,8 @@ class Explanation:
 
     def save(self, folder: str | Path) -> Path:
         """Write ``<number>_<method>.png`` and ``.npy`` for every image, and ``manifest.json``; returns the folder."""
+        if folder == "":
+            raise ValueError("the name of the folder is empty")
         folder = Path(folder)
         manifest = folder / "manifest.json"
         if manifest.exists() and made_by(manifest) != MAKER:

@@ -39,6 +39,8 @@ class HeatmapFolder:
     """
 
     def __init__(self, path: str | Path, methods: Iterable[str]) -> None:
+        if path == "":
+            raise ValueError("the name of the folder is empty")
         self.path = Path(path)
         self.entries: list[dict[str, Any]] = []
         self.findings: list[Finding] = []  # on the sheets
