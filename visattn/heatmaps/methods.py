@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,17 +15,15 @@ from visattn.core.arguments import numbers
 from visattn.hard.glimpses import GlimpseNetwork
 from visattn.heatmaps import attention, baselines, cam, gates, glimpses
 from visattn.heatmaps.explanation import Explanation
+from visattn.heatmaps.inputs import as_batch, as_written, displayable, refusals_explained
 from visattn.heatmaps.looking import looking
 from visattn.heatmaps.passes import Missed
 from visattn.heatmaps.request import MethodResult, Request
 from visattn.heatmaps.scaling import to_heatmap
 from visattn.heatmaps.targets import Target, check_names, class_names, number_of_classes, resolve
-from visattn.listing import times
 from visattn.models.attach import example_images
-from visattn.modules import why_refused
 from visattn.registry import Registry, suggest
 
-PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 Why = Callable[[nn.Module, Tensor], str | None]
 
 
@@ -34,7 +31,7 @@ def _fits(model: nn.Module, images: Tensor) -> None:
     del model, images
 
 
-def _inside(why: Why) -> Why:
+def _of_whole_images(why: Why) -> Why:
     """For methods that look at layers: these must be given whole images."""
 
     def why_not(model: nn.Module, images: Tensor) -> str | None:
@@ -71,16 +68,16 @@ class Method:
 METHODS: Registry[Method] = Registry(
     "method",
     {
-        "attention": Method(attention.attention, _inside(attention.why_no_attention), of_class=False),
-        "rollout": Method(attention.rollout, _inside(attention.why_no_rollout), of_class=False),
-        "grad_rollout": Method(attention.grad_rollout, _inside(attention.why_no_rollout)),
-        "chefer": Method(attention.chefer, _inside(attention.why_no_rollout)),
-        "legrad": Method(attention.legrad, _inside(attention.why_no_legrad)),
+        "attention": Method(attention.attention, _of_whole_images(attention.why_no_attention), of_class=False),
+        "rollout": Method(attention.rollout, _of_whole_images(attention.why_no_rollout), of_class=False),
+        "grad_rollout": Method(attention.grad_rollout, _of_whole_images(attention.why_no_rollout)),
+        "chefer": Method(attention.chefer, _of_whole_images(attention.why_no_rollout)),
+        "legrad": Method(attention.legrad, _of_whole_images(attention.why_no_legrad)),
         **{
-            name: Method(partial(cam.cam, method=name), _inside(_why_no_cam), of_class=name != "eigencam")
+            name: Method(partial(cam.cam, method=name), _of_whole_images(_why_no_cam), of_class=name != "eigencam")
             for name in cam.PACKAGE
         },
-        "gates": Method(gates.gates, _inside(gates.why_no_gates), of_class=False),
+        "gates": Method(gates.gates, _of_whole_images(gates.why_no_gates), of_class=False),
         "glimpses": Method(glimpses.glimpses, glimpses.why_no_glimpses, of_class=False),
         "random": Method(baselines.random, of_class=False),
         "center": Method(baselines.center, of_class=False),
@@ -243,21 +240,6 @@ def attention_heads(
     return {key: to_heatmap(each, (images.shape[-2], images.shape[-1])) for key, each in maps.items()}
 
 
-@contextmanager
-def refusals_explained(model: nn.Module, images: Tensor, advice: str = "") -> Iterator[None]:
-    """When something fails because the model does not take these images at all, say that instead."""
-    try:
-        yield
-    except Exception as error:
-        try:
-            with torch.no_grad():
-                model(images[:1])
-        except Exception as refusal:  # a network can refuse an image in any way it likes
-            size = times(images.shape[1:])
-            raise ValueError(f"the model does not take images of {size} ({why_refused(refusal)}){advice}") from error
-        raise
-
-
 def check_options(method: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options of a method, with plain numbers; one that it does not have raises."""
     function = METHODS[method].run
@@ -268,50 +250,3 @@ def check_options(method: str, options: dict[str, Any]) -> dict[str, Any]:
             hint = suggest(name, known) if known else "it has none"
             raise TypeError(f"method {method!r} has no option {name!r}: {hint}")
     return numbers(f"method {method!r}", function, options)
-
-
-def as_written(model: nn.Module) -> nn.Module:
-    """The module inside what ``torch.compile`` or a wrapper for training on many devices returns."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"a network is needed, got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("a scripted or traced network cannot be looked into: give the network from before torch.jit")
-    inner = model.module if isinstance(model, PARALLEL) else getattr(model, "_orig_mod", model)
-    if isinstance(inner, nn.Module) and inner is not model:
-        return as_written(inner)
-    if any(parameter.is_inference() for parameter in model.parameters()):
-        raise ValueError(
-            "the model was built inside torch.inference_mode(), so that nothing can be differentiated: build it outside"
-        )
-    return model
-
-
-def as_batch(model: nn.Module, x: Tensor) -> Tensor:
-    """(B, C, H, W) on the model's device and of its type."""
-    got = type(x).__name__
-    if isinstance(x, Tensor):
-        dense = x.layout is torch.strided and not x.is_nested
-        got = f"{x.dtype} {tuple(x.shape)}" if dense else "a tensor that is not dense"
-    if not isinstance(x, Tensor) or not dense or x.ndim not in (3, 4) or not x.is_floating_point():
-        raise TypeError(f"x is an image (C, H, W) or a batch (B, C, H, W) of floating-point numbers, got {got}")
-    x = x[None] if x.ndim == 3 else x
-    if len(x) == 0:
-        raise ValueError("x is an empty batch")
-    like = next((p for p in model.parameters() if p.is_floating_point()), x)
-    if x.is_meta and not like.is_meta:
-        raise ValueError("x is on the meta device, where tensors have no numbers")
-    with torch.inference_mode(False):
-        x = x.clone() if x.is_inference() else x.detach()
-        return x.to(like.device, like.dtype)
-
-
-def displayable(model: nn.Module, images: Tensor) -> Tensor:
-    """(B, C, H, W) in [0, 1], for a person: normalisation undone as far as it is known."""
-    images = images.detach().float().cpu()
-    config = getattr(model, "pretrained_cfg", None) or {}
-    mean, std = config.get("mean"), config.get("std")
-    if mean and std and len(mean) == images.shape[1] and (images.min() < 0 or images.max() > 1):
-        images = images * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
-    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
-    outside = (low < -0.05) | (high > 1.05)
-    return images.where(~outside, (images - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)

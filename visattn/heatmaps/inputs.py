@@ -1,0 +1,76 @@
+"""The model and the images that a method is given: checked, unwrapped, as a batch; and as a person sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from visattn.listing import times
+from visattn.modules import why_refused
+
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def as_written(model: nn.Module) -> nn.Module:
+    """The module inside what ``torch.compile`` or a wrapper for training on many devices returns."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a network is needed, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("a scripted or traced network cannot be looked into: give the network from before torch.jit")
+    inner = model.module if isinstance(model, PARALLEL) else getattr(model, "_orig_mod", model)
+    if isinstance(inner, nn.Module) and inner is not model:
+        return as_written(inner)
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise ValueError(
+            "the model was built inside torch.inference_mode(), so that nothing can be differentiated: build it outside"
+        )
+    return model
+
+
+def as_batch(model: nn.Module, x: Tensor) -> Tensor:
+    """(B, C, H, W) on the model's device and of its type."""
+    got = type(x).__name__
+    if isinstance(x, Tensor):
+        dense = x.layout is torch.strided and not x.is_nested
+        got = f"{x.dtype} {tuple(x.shape)}" if dense else "a tensor that is not dense"
+    if not isinstance(x, Tensor) or not dense or x.ndim not in (3, 4) or not x.is_floating_point():
+        raise TypeError(f"x is an image (C, H, W) or a batch (B, C, H, W) of floating-point numbers, got {got}")
+    x = x[None] if x.ndim == 3 else x
+    if len(x) == 0:
+        raise ValueError("x is an empty batch")
+    like = next((p for p in model.parameters() if p.is_floating_point()), x)
+    if x.is_meta and not like.is_meta:
+        raise ValueError("x is on the meta device, where tensors have no numbers")
+    with torch.inference_mode(False):
+        x = x.clone() if x.is_inference() else x.detach()
+        return x.to(like.device, like.dtype)
+
+
+def displayable(model: nn.Module, images: Tensor) -> Tensor:
+    """(B, C, H, W) in [0, 1], for a person: normalisation undone as far as it is known."""
+    images = images.detach().float().cpu()
+    config = getattr(model, "pretrained_cfg", None) or {}
+    mean, std = config.get("mean"), config.get("std")
+    if mean and std and len(mean) == images.shape[1] and (images.min() < 0 or images.max() > 1):
+        images = images * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    outside = (low < -0.05) | (high > 1.05)
+    return images.where(~outside, (images - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+
+
+@contextmanager
+def refusals_explained(model: nn.Module, images: Tensor, advice: str = "") -> Iterator[None]:
+    """When something fails because the model does not take these images at all, say that instead."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            with torch.no_grad():
+                model(images[:1])
+        except Exception as refusal:  # a network can refuse an image in any way it likes
+            size = times(images.shape[1:])
+            raise ValueError(f"the model does not take images of {size} ({why_refused(refusal)}){advice}") from error
+        raise
