@@ -12,8 +12,11 @@ from tests.models import model_and_images
 
 BOUND = 3  # times what this explains: inside a layer numbers are rounded several times; a mistake of ours costs 30
 CAMS = ["eigencam", "gradcam", "gradcam++", "hirescam", "layercam", "xgradcam"]  # the others take hundreds of passes
+# HiResCAM of a ViT with a class token is zero, and what is seen of it rounding: the patches before the last block reach
+# the output through a LayerNorm only, and the gradient of a LayerNorm is orthogonal to its input.
 METHODS = {
-    "test_vit": ["attention", "rollout", "chefer", "grad_rollout", "legrad", "input_gradient", *CAMS],
+    "test_vit": ["attention", "rollout", "chefer", "grad_rollout", "legrad", "input_gradient"]
+    + [each for each in CAMS if each != "hirescam"],
     "test_resnet": ["input_gradient", *CAMS],
 }
 WAYS = {"autocast": torch.bfloat16, "bfloat16": torch.bfloat16, "float16": torch.float16}
