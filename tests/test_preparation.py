@@ -247,7 +247,7 @@ def test_old_cards_are_completed_by_the_model():
         ({"interpolation": "bicubik"}, "unknown interpolation 'bicubik': did you mean 'bicubic'"),
         ({"crop_mode": "centre"}, "unknown crop_mode 'centre': did you mean 'center'"),
         ({"crop_pct": 0}, "crop_pct is the share of an image that is seen, got 0"),
-        ({"crop_pct": 0.001}, "images cannot be made as large as 96000 x 96000 pixels"),
+        ({"crop_pct": 0.001}, "images cannot be made as large as 160000 x 160000 pixels"),
         ({"crop_pct": 87.5}, "crop_pct is the share of an image that is seen, got 87.5"),
         ({"size": [64, 64]}, r"the model's input is \(64, 64\), not channels, height and width"),
         ({"size": [4, 64, 64]}, "the model's input has 4 channels"),
