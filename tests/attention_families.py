@@ -18,8 +18,8 @@ from tests.families import TABLE as FAMILIES
 from tests.families import smallest, tensor
 from tests.models import model_and_images
 from visattn.heatmaps import Missed
-from visattn.heatmaps.geometry import geometry
-from visattn.heatmaps.passes import computes_attention
+from visattn.heatmaps.watch.geometry import geometry
+from visattn.heatmaps.watch.passes import computes_attention
 
 TABLE = FAMILIES.with_name("attention.md")
 
@@ -30,7 +30,7 @@ module. For each model, every attention matrix was captured: the output stayed b
 (Two have linear attention, which never computes weights; `visattn.capture` raises an error that says so.) Where rollout
 is meaningful, it produced heatmaps for images of the model's own size and, if the model accepts them, for non-square
 images. What the rows and columns of the maps stand for is found by tracing coordinates through the network
-(`visattn/heatmaps/trace.py`), without a table of families.
+(`visattn/heatmaps/watch/trace.py`), without a table of families.
 
 timm modules that are not listed have no attention between tokens; the CAM family works on all of them.
 
