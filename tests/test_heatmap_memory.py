@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import visattn
 from tests.tensors import LargestTensor
-from visattn.heatmaps import exactness
+from visattn.heatmaps.watch import exactness
 
 SIDE = 42
 TOKENS = SIDE**2 + 1

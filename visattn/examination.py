@@ -15,7 +15,7 @@ from visattn.core.arguments import Device, at_least_one
 from visattn.heatmaps import METHODS, attention_heads, list_methods
 from visattn.heatmaps.findings import Examiner, Question, classes_of
 from visattn.heatmaps.targets import resolve
-from visattn.models.saved import Trained
+from visattn.models.saving.saved import Trained
 from visattn.modules import evaluating
 from visattn.opening import open_model, own_preparation
 
