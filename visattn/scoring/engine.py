@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visattn.core.arguments import at_least_one
 from visattn.heatmaps.inputs import as_batch, as_written
 from visattn.heatmaps.request import class_scores
 from visattn.heatmaps.targets import Target, class_names, resolve
 from visattn.listing import times
 from visattn.modules import evaluating, sharing_copy, why_refused
-from visattn.prediction import at_least_one
 from visattn.scoring.fills import Filler
 from visattn.scoring.ranking import Removal
 
