@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from visattn.core.arguments import whole
 from visattn.heatmaps.targets import check_order, class_names
 from visattn.listing import times
-from visattn.models.wrapping import inside
-from visattn.modules import evaluating, sharing_copy, why_refused
+from visattn.modules import evaluating, sharing_copy, underlying, why_refused
 
 if TYPE_CHECKING:
     from visattn.data.images import InMemory
@@ -173,7 +172,7 @@ def _in_evaluation(model: nn.Module) -> nn.Module:
     if not any(module.training for module in model.modules()):
         return model
     try:
-        return sharing_copy(inside(model))
+        return sharing_copy(underlying(model))
     except Exception:  # what is in a network can refuse to be copied in any way it likes
         return model
 
@@ -242,7 +241,7 @@ def own_preparation(model: nn.Module) -> Preparation:
     """How a model wants its images, as timm's ``pretrained_cfg`` says it."""
     from visattn.data.preparation import Preparation
 
-    model = inside(model)
+    model = underlying(model)
     if not getattr(model, "pretrained_cfg", None):
         raise ValueError(
             f"{type(model).__name__} does not say how it wants its images (timm's pretrained_cfg): give preparation=, "

@@ -7,7 +7,7 @@ from visattn.heatmaps.methods import METHODS, register_method
 from visattn.heatmaps.methods.cam import grad_cam, look_at
 from visattn.heatmaps.methods.glimpses import HasFixations, on_mask
 from visattn.heatmaps.request import MethodResult, Request
-from visattn.heatmaps.watch.passes import Missed
+from visattn.heatmaps.watch.passes import MissedAttention
 
 __all__ = [
     "METHODS",
@@ -15,7 +15,7 @@ __all__ = [
     "HasFixations",
     "Maps",
     "MethodResult",
-    "Missed",
+    "MissedAttention",
     "Request",
     "attention_heads",
     "capture",

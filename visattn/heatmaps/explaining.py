@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from visattn.heatmaps.affinities import Affinities, affinities
 from visattn.heatmaps.explanation import Explanation
-from visattn.heatmaps.inputs import as_batch, as_written, displayable, refusals_explained
+from visattn.heatmaps.inputs import as_batch, displayable, inspectable, refusals_explained
 from visattn.heatmaps.methods import METHODS
 from visattn.heatmaps.methods.attention import every_head
 from visattn.heatmaps.request import Request
 from visattn.heatmaps.scaling import to_heatmap
 from visattn.heatmaps.targets import Target, check_names, class_names, number_of_classes, resolve
-from visattn.heatmaps.watch.inspection import looking
+from visattn.heatmaps.watch.inspection import inspection_copy
 from visattn.models.attach import example_images
 
 
@@ -47,10 +47,10 @@ def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
     >>> "gradcam" in methods, methods.reasons["rollout"]
     (True, 'the model has no attention between tokens')
     """
-    model = as_written(model)
+    model = inspectable(model)
     images = as_batch(model, next(iter(example_images(model))) if example is None else example)
     advice = ": give example=, a batch of images that it accepts" if example is None else ""
-    with looking(model) as model, refusals_explained(model, images, advice):
+    with inspection_copy(model) as model, refusals_explained(model, images, advice):
         return MethodList({name: METHODS[name].reason_against(model, images) for name in METHODS})
 
 
@@ -90,12 +90,12 @@ def explain(
         raise TypeError(f"method is one name, got {method!r}")
     chosen = METHODS[method]
     options = chosen.check_options(method, options)
-    model = as_written(model)
+    model = inspectable(model)
     images = as_batch(model, x)
     if images.is_meta:
         raise ValueError("the model is on the meta device, where tensors have no numbers")
     check_names(classes)
-    with looking(model) as model, refusals_explained(model, images):
+    with inspection_copy(model) as model, refusals_explained(model, images):
         reason = chosen.reason_against(model, images)
         if reason is not None:
             raise ValueError(f"{method} does not work on this {type(model).__name__}: {reason}")
@@ -141,9 +141,9 @@ def relate(model: nn.Module, x: Tensor) -> dict[str, Affinities]:
     Args:
         model, x: as in :func:`explain`.
     """
-    model = as_written(model)
+    model = inspectable(model)
     images = as_batch(model, x)
-    with looking(model) as model, refusals_explained(model, images):
+    with inspection_copy(model) as model, refusals_explained(model, images):
         return affinities(Request(model, images))
 
 
@@ -157,8 +157,8 @@ def attention_heads(
         layers: names or numbers; all with patches unless given.
         heads: numbers; all unless given.
     """
-    model = as_written(model)
+    model = inspectable(model)
     images = as_batch(model, x)
-    with looking(model) as model, refusals_explained(model, images):
+    with inspection_copy(model) as model, refusals_explained(model, images):
         maps = every_head(Request(model, images), layers, heads)
     return {key: to_heatmap(each, (images.shape[-2], images.shape[-1])) for key, each in maps.items()}

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from visattn.core.arguments import whole
 from visattn.heatmaps.methods.base import register_method
-from visattn.heatmaps.request import MethodResult, Request, matching
+from visattn.heatmaps.request import MethodResult, Request, entry_named
 from visattn.heatmaps.watch.cache import on_device
 from visattn.heatmaps.watch.calls import Call
-from visattn.heatmaps.watch.exactness import pieces
+from visattn.heatmaps.watch.exactness import row_slices
 from visattn.heatmaps.watch.geometry import geometry, reporting_layers
 from visattn.heatmaps.watch.layers import Layer
 
@@ -94,7 +94,7 @@ def choose_layer(layers: list[Layer], wanted: str | int | None) -> Layer:
     elif not isinstance(wanted, str):
         raise TypeError(f"layer is the name or the number of an attention layer, got {wanted!r}")
     else:
-        chosen = matching(wanted, {layer.name: layer for layer in layers}, "attention layer")
+        chosen = entry_named(wanted, {layer.name: layer for layer in layers}, "attention layer")
     if not chosen.keys.spatial:
         raise ValueError(f"the attention of {chosen.name!r} is {chosen.kind}: it has no heatmap")
     return chosen
@@ -110,7 +110,7 @@ def seen_by_readers(layer: Layer, call: Call, heads: Sequence[int | None]) -> Te
     read = layer.read if layer.read.any() else torch.ones_like(layer.read)
     readers = on_device(read, call.output.device)
     received: Tensor | None = None  # (B, windows, heads, Nk)
-    for rows in pieces(call.rows(), layer.keys.index.shape[1]):
+    for rows in row_slices(call.rows(), layer.keys.index.shape[1]):
         if read[:, rows].any():
             maps = layer.arrange(call.weights(rows))
             part = (maps * readers[:, None, rows, None]).sum(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -13,10 +14,11 @@ from visattn.core.arguments import numbers
 from visattn.hard.glimpses import GlimpseNetwork
 from visattn.heatmaps.request import MethodResult
 from visattn.heatmaps.targets import number_of_classes
-from visattn.heatmaps.watch.passes import Missed
+from visattn.heatmaps.watch.passes import MissedAttention
 from visattn.registry import Registry, suggest
 
 Run = TypeVar("Run", bound=Callable[..., MethodResult])
+NAME = re.compile(r"[a-z][a-z0-9_+]*")
 WhyNot: TypeAlias = Callable[[nn.Module, Tensor], str | None]
 
 
@@ -47,7 +49,7 @@ class Method:
             return "its layers see crops and never the whole image: explain model.backbone on a crop"
         try:
             return None if self.why_not is None else self.why_not(model, images)
-        except Missed as error:
+        except MissedAttention as error:
             return str(error)
 
     def check_options(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -73,8 +75,11 @@ def register_method(
         name: how it is asked for; a name that is taken raises.
         why_not, looks_at_layers, of_class: as in :class:`Method`.
     """
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"a method needs a name, got {name!r}")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(
+            "a method is named in lower-case letters, digits, underscores and plus signs, since files are named after "
+            f"it, got {name!r}"
+        )
 
     def register(run: Run) -> Run:
         METHODS.add(name, Method(run, why_not, looks_at_layers, of_class))

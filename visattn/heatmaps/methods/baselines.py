@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from visattn.heatmaps.methods.base import register_method
 from visattn.heatmaps.request import MethodResult, Request
-from visattn.heatmaps.watch.exactness import exactly
+from visattn.heatmaps.watch.exactness import full_precision
 
 CELLS = 14  # along the shorter side of a random map
 
@@ -39,7 +39,7 @@ def edge(request: Request) -> MethodResult:
     grey = request.images.float().mean(1, keepdim=True)
     kernel = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -1.0]], device=grey.device)
     kernels = torch.stack([kernel, kernel.T])[:, None]
-    with exactly(grey.device):
+    with full_precision(grey.device):
         slopes = F.conv2d(F.pad(grey, (1, 1, 1, 1), mode="replicate"), kernels)
     return MethodResult(slopes.square().sum(1).sqrt())
 

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from visattn.heatmaps.methods.base import register_method
 from visattn.heatmaps.request import MethodResult, Request, class_scores
 from visattn.heatmaps.scaling import FINE, to_heatmap
-from visattn.heatmaps.watch.cache import remembered
-from visattn.heatmaps.watch.inspection import looking
+from visattn.heatmaps.watch.cache import cached
+from visattn.heatmaps.watch.inspection import inspection_copy
 from visattn.heatmaps.watch.pooled import pooled_place
 from visattn.models.attach import choose, survey_places
 from visattn.models.layout import Place
@@ -73,7 +73,7 @@ def look_at(model: nn.Module, example: Tensor, method: str = "gradcam") -> Place
     >>> look_at(model, torch.rand(1, 3, 64, 64)).name
     'blocks.2'
     """
-    return remembered(model, example, f"place {method in AT_THE_HEAD}", lambda: _look_at(model, example, method))
+    return cached(model, example, f"place {method in AT_THE_HEAD}", lambda: _look_at(model, example, method))
 
 
 def _look_at(model: nn.Module, example: Tensor, method: str) -> Place:
@@ -90,7 +90,7 @@ def place_at(model: nn.Module, example: Tensor, layer: str) -> Place:
     """The feature map behind a module of this name."""
     if not isinstance(layer, str):
         raise TypeError(f"layer is the name of a module, such as {look_at(model, example).name!r}, got {layer!r}")
-    return remembered(model, example, f"place at {layer}", lambda: _place_at(model, example, layer))
+    return cached(model, example, f"place at {layer}", lambda: _place_at(model, example, layer))
 
 
 def _place_at(model: nn.Module, example: Tensor, layer: str) -> Place:
@@ -160,7 +160,7 @@ for _name in PACKAGE:
 
 def grad_cam(model: nn.Module, images: Tensor, place: Place, target: Tensor | None = None) -> Tensor:
     """Grad-CAM of a batch at a place that is known, (B, H, W) in [0, 1] at the resolution of the images."""
-    with looking(model) as own:
+    with inspection_copy(model) as own:
         maps = _maps(Request(own, images, target), place, "gradcam")
     return to_heatmap(maps, (images.shape[-2], images.shape[-1]))
 

@@ -12,7 +12,7 @@ from visattn.blocks.hard import Sampled
 from visattn.core.precision import precise
 from visattn.heatmaps.affinities import Affinities, affinities
 from visattn.heatmaps.methods.base import register_method
-from visattn.heatmaps.request import MethodResult, Request, matching
+from visattn.heatmaps.request import MethodResult, Request, entry_named
 from visattn.heatmaps.scaling import FINE
 from visattn.models.patch import Patch
 from visattn.models.wrapping import attachments, plain_name
@@ -49,7 +49,7 @@ def gates(request: Request, *, layer: str | None = None) -> MethodResult:
     if layer is None:
         fine = [name for name, each in maps.items() if min(each.shape[-2:]) >= FINE]
         layer = fine[-1] if fine else list(maps)[-1]
-    return MethodResult(matching(layer, maps, "block with a spatial map"), (layer,), extra=extra)
+    return MethodResult(entry_named(layer, maps, "block with a spatial map"), (layer,), extra=extra)
 
 
 def blocks_of(model: nn.Module) -> dict[str, nn.Module]:

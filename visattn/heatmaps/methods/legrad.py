@@ -16,7 +16,7 @@ from visattn.heatmaps.methods.rollout import why_no_rollout
 from visattn.heatmaps.request import MethodResult, Request
 from visattn.heatmaps.watch.cache import on_device
 from visattn.heatmaps.watch.calls import Call
-from visattn.heatmaps.watch.exactness import exactly, pieces
+from visattn.heatmaps.watch.exactness import full_precision, row_slices
 from visattn.heatmaps.watch.geometry import geometry, reporting_layers
 from visattn.heatmaps.watch.layers import Layer
 
@@ -60,12 +60,12 @@ def legrad(request: Request) -> MethodResult:
     finally:
         for handle in handles:
             handle.remove()
-    with exactly(request.images.device):
+    with full_precision(request.images.device):
         gains = [
             torch.stack(
                 [
                     layer.arrange(call.gradient(gradient, rows)).clamp(min=0).mean((1, 2)).sum(1)  # (B, Nk)
-                    for rows in pieces(call.rows(), layer.keys.index.shape[1])
+                    for rows in row_slices(call.rows(), layer.keys.index.shape[1])
                 ]
             ).sum(0)
             / layer.queries.index.shape[1]

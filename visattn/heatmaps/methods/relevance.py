@@ -22,7 +22,7 @@ from visattn.heatmaps.methods.rollout import why_no_rollout
 from visattn.heatmaps.propagation import Propagation, fuse_heads
 from visattn.heatmaps.request import MethodResult, Request
 from visattn.heatmaps.watch.calls import Call
-from visattn.heatmaps.watch.exactness import exactly, pieces
+from visattn.heatmaps.watch.exactness import full_precision, row_slices
 from visattn.heatmaps.watch.geometry import geometry, reporting_layers
 from visattn.heatmaps.watch.layers import Layer
 
@@ -52,7 +52,7 @@ def _relevance(request: Request, *, normalised: bool) -> MethodResult:
         request.run(reporting_layers(request.model, found, keep), images=request.images.clone().requires_grad_())
         leaves = [call.leaf() for _, call in calls]
         gradients = torch.autograd.grad(request.score(), leaves, allow_unused=True)
-    with exactly(request.images.device):
+    with full_precision(request.images.device):
         for (layer, call), gradient in zip(calls, gradients, strict=True):
             state.add(layer, _gains(layer, call, gradient))
     return MethodResult(state.readout(), tuple(layer.name for layer, _ in calls))
@@ -60,7 +60,7 @@ def _relevance(request: Request, *, normalised: bool) -> MethodResult:
 
 def _gains(layer: Layer, call: Call, gradient: Tensor | None) -> Iterator[Tensor]:
     """ReLU of the gradient times the weights, heads averaged, piece by piece."""
-    for rows in pieces(call.rows(), layer.keys.index.shape[1]):
+    for rows in row_slices(call.rows(), layer.keys.index.shape[1]):
         weights = layer.arrange(call.weights(rows))
         gain = weights.new_zeros(()) if gradient is None else layer.arrange(call.gradient(gradient, rows))
         yield fuse_heads((gain * weights).clamp(min=0))

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.precision import without_autocast
-from visattn.heatmaps.watch.cache import remembered
+from visattn.heatmaps.watch.cache import cached
 from visattn.heatmaps.watch.calls import Call, Fused
-from visattn.heatmaps.watch.exactness import exactly
+from visattn.heatmaps.watch.exactness import full_precision
 from visattn.heatmaps.watch.interception import intercepting
 from visattn.heatmaps.watch.layers import Geometry, Grid, Layer, Tokens
 from visattn.heatmaps.watch.readers import read_rows
@@ -27,7 +27,7 @@ from visattn.heatmaps.watch.trace import trace
 
 def geometry(model: nn.Module, images: Tensor) -> Geometry:
     """The geometry of a model's attention for images of this size; computed once."""
-    return remembered(model, images, "geometry", lambda: _survey(model, images))
+    return cached(model, images, "geometry", lambda: _survey(model, images))
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def reporting_layers(model: nn.Module, found: Geometry, report: Callable[[Layer,
     layers = iter(found.layers)
 
     def match(call: Call) -> None:
-        with exactly(call.output.device):
+        with full_precision(call.output.device):
             report(next(layers), call)
 
     with intercepting(model, match):

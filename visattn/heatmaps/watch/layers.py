@@ -11,7 +11,7 @@ from torch import Tensor
 
 from visattn.heatmaps.watch.cache import on_device
 from visattn.heatmaps.watch.calls import Call
-from visattn.heatmaps.watch.exactness import pieces
+from visattn.heatmaps.watch.exactness import row_slices
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Layer:
 
     def weights_in_pieces(self, call: Call) -> Iterator[Tensor]:
         """The weights (B, windows, heads, some rows, Nk) from the first row to the last."""
-        for rows in pieces(call.rows(), self.keys.index.shape[1]):
+        for rows in row_slices(call.rows(), self.keys.index.shape[1]):
             yield self.arrange(call.weights(rows))
 
 

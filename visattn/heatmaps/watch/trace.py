@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from visattn.heatmaps.watch.calls import Call
 from visattn.heatmaps.watch.interception import intercepting
-from visattn.heatmaps.watch.passes import Missed
+from visattn.heatmaps.watch.passes import MissedAttention
 from visattn.heatmaps.watch.shadow_rules import Tracing
 from visattn.modules import sharing_copy, weightless_copy
 
@@ -46,7 +46,7 @@ def trace(model: nn.Module, images: Tensor, look: Callable[[Call, Tracing], T]) 
         with torch.no_grad(), intercepting(shadow, calls.append):
             shadow(blank)
         return _run(shadow, blank, look) if calls else []
-    except Missed:
+    except MissedAttention:
         raise
     except Exception:  # whatever a network does with values that are not there
         return _run(sharing_copy(model), images.detach(), look)
