@@ -28,6 +28,13 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def _few_pictures(monkeypatch):
+    """Runs that are not about their pictures draw two images; twelve take as long as all the rest of a small run."""
+    monkeypatch.setattr("visattn.training.pictures.SHOWN", 2)
+    monkeypatch.setattr("visattn.training.pictures.FILMED", 2)
+
+
+@pytest.fixture
 def _scratch_names(monkeypatch):
     """Blocks, models and plugins that come in during a test are gone after it."""
     monkeypatch.setattr(base, "BLOCKS", Registry("block", {name: base.block_info(name) for name in base.BLOCKS}))
