@@ -1,4 +1,4 @@
-"""Every block can be compiled, exported and run by onnxruntime; by default only a few of them are, since it takes long."""
+"""Every block can be compiled, exported and run by onnxruntime; a plain pytest tries a few, the slow tier all."""
 
 import onnxruntime
 import pytest
