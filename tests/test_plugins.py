@@ -108,7 +108,7 @@ def test_a_method_of_ones_own_is_one_like_all_others(plugin):
         visattn.explain(model, images, "upper_rows", part=0.25)
     with pytest.raises(ValueError, match="method 'rollout' is already registered"):
         visattn.register_method("rollout")(lambda request: None)
-    with pytest.raises(ValueError, match="files are named after it, got .*up"):
+    with pytest.raises(ValueError, match=r"files are named after it, got .*up"):
         visattn.register_method("../up")
 
 
