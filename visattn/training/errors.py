@@ -8,9 +8,18 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from visattn.files import printable
+from visattn.missing import MissingPackage
 
 # What a person can do something about; anything else is a mistake of ours and shows where it happened.
-PROBLEMS = (ValueError, OSError, FloatingPointError, MemoryError, torch.OutOfMemoryError, MisconfigurationException)
+PROBLEMS = (
+    ValueError,
+    OSError,
+    FloatingPointError,
+    MemoryError,
+    torch.OutOfMemoryError,
+    MisconfigurationException,
+    MissingPackage,
+)
 
 # How torch says that a CPU is out of memory; it has no exception of its own for that.
 NO_MEMORY = "DefaultCPUAllocator: "
