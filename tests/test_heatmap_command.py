@@ -368,7 +368,7 @@ def huge_png():
 
 
 BAD = {
-    "text.jpg": (b"this is not an image", "not an image in a known format"),
+    "text.jpg": (b"this is not an image", "not an image in a supported format"),
     "empty.png": (b"", "the file is empty"),
     "huge.png": (huge_png(), "100000 x 100000 pixels, more than the 134 million that are read"),
     "cut.jpg": (None, "damaged or cut off"),
@@ -399,7 +399,7 @@ def test_what_is_not_there(heatmap, tmp_path):
     (tmp_path / "nothing").mkdir()
     code, manifest, errors = heatmap("--image", "a.png", "b.png", "nothing", "--method", "edge")
     assert code == 1
-    assert errors[0] == "visattn: b.png: there is no such file or folder"
+    assert errors[0] == "visattn: b.png: no such file or folder"
     assert errors[1].startswith("visattn: nothing: no images in this folder (.avif, .bmp, ")
     assert len(manifest["images"]) == 1
     code, _, errors = heatmap("--image", "b.png", out="other")
@@ -449,7 +449,7 @@ def test_hostile_names(heatmap, tmp_path):
         (["--layers", "0,6"], "the model has 6 attention layers, numbered from 0; there is no 6"),
         (["--layers", "blocks.9.attn"], "unknown attention layer 'blocks.9.attn'"),
         (["--heads", "7"], "has 2 heads, numbered from 0; there is no head 7"),
-        (["--heads", "first"], "--heads are numbers or all, got 'first'"),
+        (["--heads", "first"], "--heads must be numbers or all, got 'first'"),
         (["--batch-size", "0"], "--batch-size must be at least 1"),
         (["--device", "gpu"], "device 'gpu' cannot be used"),
     ],

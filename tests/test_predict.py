@@ -224,8 +224,8 @@ def test_images_that_cannot_be_used_are_explained(run, files, network, tmp_path)
     (tmp_path / "bad.png").write_bytes(b"no")
     (tmp_path / "nothing").mkdir()
     for images, error, message in [
-        (tmp_path / "bad.png", BadImage, "bad.png: not an image in a known format"),
-        (tmp_path / "not there.png", ValueError, "not there.png: there is no such file or folder"),
+        (tmp_path / "bad.png", BadImage, "bad.png: not an image in a supported format"),
+        (tmp_path / "not there.png", ValueError, "not there.png: no such file or folder"),
         ([files[0], tmp_path / "nothing"], ValueError, "nothing: no images in this folder"),
         ([], ValueError, "there are no images to look at"),
         (torch.zeros(0, 3, 8, 8), ValueError, "there are no images to look at"),
@@ -358,7 +358,7 @@ def test_bad_images_are_named_and_the_others_done(command, run, tmp_path):
         code, out, errors = command("--weights", run, "--image", "photographs", "none.png", "--batch-size", "2", *flag)
         assert code == 1
         assert errors == [
-            "visattn: none.png: there is no such file or folder",
+            "visattn: none.png: no such file or folder",
             "visattn: photographs/broken.jpg: the file is empty",
         ]
         out.encode()  # can be printed

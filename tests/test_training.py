@@ -296,7 +296,7 @@ FOLDER = ["--data", "folder", "--root", "photographs", "--image-size", "32", "--
     "--trainer.limit_train_batches", "1.0", "--trainer.limit_val_batches", "1.0"]  # fmt: skip
 DAMAGE = {
     "empty": (lambda data: b"", "the file is empty"),
-    "truncated": (lambda data: data[: len(data) // 2], "cut off"),
+    "truncated": (lambda data: data[: len(data) // 2], "truncated"),
     "garbage": (lambda data: bytes(len(data)), "not an image"),
     "bomb": (lambda data: _huge_png(), "30000 x 30000 pixels, more than"),
 }

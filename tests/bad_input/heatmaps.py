@@ -84,7 +84,7 @@ CASES = [
     Command("heatmap --weights model --image a.png --device xla", "device 'xla' cannot be used"),
     Command("heatmap --weights model --image a.png --device CPU", "device 'CPU' cannot be used"),
     Command("heatmap --weights model --image a.png --method ' , '", "--method is empty"),
-    Command("heatmap --weights model --image a.png --heads 1.5", "--heads are numbers or all, got '1.5'"),
+    Command("heatmap --weights model --image a.png --heads 1.5", "--heads must be numbers or all, got '1.5'"),
     Command("heatmap --weights model --image a.png --target cat,dog", "unknown class 'cat,dog': did you mean"),
     Command("heatmap --weights model --image a.png --target -1", "unknown class '-1'"),
     Command("heatmap --weights model --image a.png --out photos", "did not make ('cat' and 1 more)"),

@@ -10,7 +10,7 @@ CASES = [
     Command(f"{RUN} --model-options '{{img_size: 5}}'", "cannot set 'img_size': give --image-size", 1),
     Command(f"{RUN} --model-options '{{nonsense: 5}}'", "unexpected keyword argument 'nonsense'", 1),
     Command(f"{RUN} --model-options '{{in_chans: many}}'", "in_chans is a whole number from 1 up, got 'many'", 1),
-    Command(f"{RUN} --model-options '{{in_chans: 7}}'", "only grey and RGB images can be made", 1),
+    Command(f"{RUN} --model-options '{{in_chans: 7}}'", "only one (grey) or three (RGB) are supported", 1),
     Command(f"{RUN} --model-options '{{global_pool: \"\"}}'", "'test_resnet' does not take images of", 1),
     Command(f"{RUN} --model test_vit --image-size 100", "does not take images of 3 x 100 x 100", 1),
     Command(f"{RUN} --image-size 1000000", "--image-size must be at most 8192, got 1000000", 1),

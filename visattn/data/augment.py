@@ -1,4 +1,4 @@
-"""What happens to an image before a model is trained on it, by name, with albumentations."""
+"""Training augmentations by name, built with albumentations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TypeAlias
 
-os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it would ask the network for a newer version
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # or it checks online for a newer version
 
 import albumentations as A
 import cv2
@@ -20,7 +20,7 @@ AUGMENTATIONS: Registry[Callable[[Preparation], Transform]] = Registry("augmenta
 
 
 def _cropped(preparation: Preparation, *further: A.BasicTransform | A.BaseCompose) -> A.Compose:
-    """A part of the image, of any size and almost any proportions, perhaps in a mirror."""
+    """Random resized crop and horizontal flip, then any further transforms."""
     crop = A.RandomResizedCrop(
         preparation.size[1:], scale=(0.08, 1), interpolation=cv2.INTER_LINEAR, area_for_downscale="image"
     )
@@ -36,7 +36,7 @@ def _cutout() -> A.CoarseDropout:
 
 
 def _policy() -> A.SomeOf:
-    """Two random operations of many, after RandAugment (https://arxiv.org/abs/1909.13719), magnitudes about 9 of 30."""
+    """Two random operations in the style of RandAugment (https://arxiv.org/abs/1909.13719), magnitude about 9 of 30."""
     return A.SomeOf(
         [
             A.AutoContrast(p=1),
@@ -65,7 +65,7 @@ AUGMENTATIONS.add("strong", lambda preparation: _cropped(preparation, _policy(),
 
 
 def training_transform(name: str, preparation: Preparation) -> Transform:
-    """The augmentation of a name, to the size of the model's input; ``none`` is what validation sees.
+    """Create the named augmentation at the model's input size; ``none`` prepares images as for validation.
 
     >>> len(training_transform("strong", Preparation((3, 224, 224), (0.5,), (0.5,))))
     4
