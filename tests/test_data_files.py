@@ -84,9 +84,7 @@ def test_links_that_lead_to_each_other_end(drinks):
 
 def test_an_image_of_two_classes_is_refused(drinks):
     (drinks / "tea" / "same.png").symlink_to("../coffee/0.png")
-    with pytest.raises(
-        ValueError, match=r"same.png' and '.*coffee/0.png' are the same image in two classes, 'tea'"
-    ):
+    with pytest.raises(ValueError, match=r"same.png' and '.*coffee/0.png' are the same image in two classes, 'tea'"):
         opened(drinks)
 
 

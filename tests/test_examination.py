@@ -111,7 +111,7 @@ def test_progress_can_be_shown(model):
         ({"model": 5}, "the model is a network"),
         ({"model": "nowhere"}, "there is no file and no folder 'nowhere'"),
         ({"images": 5}, "an image is a file"),
-        ({"model": Trained(torch.nn.Linear(2, 2), "linear", "none")}, "does not say how it wants its images"),
+        ({"model": Trained(torch.nn.Linear(2, 2), "linear", "none")}, "does not state its preprocessing"),
     ],
 )
 def test_bad_input(model, change, message):

@@ -468,8 +468,8 @@ def test_a_method_that_does_not_fit_is_left_out(heatmap, tmp_path):
     code, manifest, errors = heatmap(*arguments, "--method", "rollout,gradcam", model="test_resnet")
     assert code == 1
     assert errors == [
-        "visattn: rollout: does not fit test_resnet: the model has no attention between tokens",
-        "visattn: layers and heads: do not fit test_resnet: the model has no attention between tokens",
+        "visattn: rollout: does not apply to test_resnet: the model has no attention between tokens",
+        "visattn: layers and heads: do not apply to test_resnet: the model has no attention between tokens",
     ]
     assert list(manifest["methods"]) == ["gradcam"]
     assert [each["what"] for each in manifest["left_out"]] == ["rollout", "layers and heads"]

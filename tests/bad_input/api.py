@@ -113,8 +113,8 @@ CASES = [
         for name in ("top", "batch_size")
         for value in (True, 1.5, "1", None)
     ),
-    Call("predict, prepared by a text", predict(preparation="resize"), "preparation is a Preparation", TypeError),
-    Call("predict a picture of nothing", predict(Image.new("RGB", (0, 5))), "it has no pixels"),
+    Call("predict, prepared by a text", predict(preparation="resize"), "preparation must be a Preparation", TypeError),
+    Call("predict a picture of nothing", predict(Image.new("RGB", (0, 5))), "pixels is missing or malformed"),
     Call("predict somewhere", lambda: visattn.predict(".", IMAGES, device="privateuseone"), "cannot be used"),
     *(
         Call(f"whole numbers for weights, {kind}", load(change), f"of another kind: 1 (fc.weight (torch.{kind}, not")

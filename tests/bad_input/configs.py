@@ -69,8 +69,11 @@ FILES = [
     (f"{CALLBACK}{{on_train_start: os.system}}\n", "'os.system' is not one of Lightning's"),
     (f"{CALLBACK}{{on_train_start: 'lambda trainer: 3'}}\n", "LambdaCallback: on_train_start: expected Callable"),
     (f"{CALLBACK}{{on_train_start: print}}\n", "LambdaCallback: on_train_start: expected Callable, nothing; got print"),
-    ("trainer:\n  callbacks: [{class_path: subprocess.Popen, init_args: {args: x}}]\n", "'subprocess.Popen' is none"),
-    ("trainer:\n  callbacks: [jsonargparse.set_parsing_settings]\n", "'jsonargparse.set_parsing_settings' is none"),
+    (
+        "trainer:\n  callbacks: [{class_path: subprocess.Popen, init_args: {args: x}}]\n",
+        "'subprocess.Popen' is not one",
+    ),
+    ("trainer:\n  callbacks: [jsonargparse.set_parsing_settings]\n", "'jsonargparse.set_parsing_settings' is not one"),
     (
         "trainer:\n  callbacks: [lightning.pytorch.callbacks.timer.os.system]\n",
         "trainer.callbacks: expected list[Callback]",
@@ -88,7 +91,7 @@ FILES = [
     ("attn_options: &a\n  x: *a\n", "uses an anchor or alias"),
     ("attn_options: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
     ("attn_options: " + "{a: " * 5000 + "1" + "}" * 5000, "nested too deeply"),
-    ("name: " + "a" * 200_000, "larger than the 0.1 MB"),
+    ("name: " + "a" * 200_000, "larger than the limit of 0.1 MB"),
     (b"\x80\x04\x95\xff", "is not a text file"),
     (b"\x00\x00", "is not YAML"),
     ("model: a: b\n", "is not YAML"),
@@ -109,8 +112,8 @@ FLAGS = [
     ("model: resnet18\nmodel_options: {name: vit_tiny_patch16_224}\n", "cannot set 'name'"),
     ("model: resnet18\nmodel_options: {class_path: runs.evil.payload.Evil}\n", "cannot be built"),
     ("model: resnet18\nattn: se\nattn_options: {gate: {class_path: runs.evil.payload.Evil}}\n", "gate"),
-    ("data: wds/x\nnum_classes: 2\nroot: 'pipe:touch executed'\n", "a command ('pipe:…') is not run"),
-    ("data: wds/x\nnum_classes: 2\nroot: ' PIPE:touch executed'\n", "a command ('pipe:…') is not run"),
+    ("data: wds/x\nnum_classes: 2\nroot: 'pipe:touch executed'\n", "commands ('pipe:…') are never run"),
+    ("data: wds/x\nnum_classes: 2\nroot: ' PIPE:touch executed'\n", "commands ('pipe:…') are never run"),
     ("data: 'tfds/huggingface:x'\nnum_classes: 2\nroot: x\n", "would download code"),
 ]
 
@@ -126,7 +129,7 @@ CASES = [
     command("train --trainer.callbacks '{class_path: runs.evil.payload.Evil}'", EVIL),
     command("train --trainer.callbacks.help=runs.evil.payload.Evil", "runs.evil.payload.Evil"),
     command("train --trainer.callbacks=other.yaml", "'other.yaml' is not one of Lightning's"),
-    command("train --trainer other.yaml", "--trainer has no value of its own"),
+    command("train --trainer other.yaml", "--trainer takes no value"),
     command("train --print_config", "unknown flag '--print_config'"),
     command("train --plugin nowhere.py", "--plugin nowhere.py: there is no such file"),
     Command("train --resume model --model test_resnet", "has no checkpoint to resume from", 1),

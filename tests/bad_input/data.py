@@ -50,8 +50,8 @@ def fake_mnist(folder: Path) -> None:
 
 
 CASES = [
-    Command(FOLDER, "photos/cat/pipe.png: a pipe, not a file; --on-bad-image skip", 1, pipe),
-    Command(f"{FOLDER} --seed 1", "photos/cat/zero.png: a device, not a file; --on-bad-image skip", 1, zero),
+    Command(FOLDER, "photos/cat/pipe.png: a pipe, not a file; use --on-bad-image skip", 1, pipe),
+    Command(f"{FOLDER} --seed 1", "photos/cat/zero.png: a device, not a file; use --on-bad-image skip", 1, zero),
     Command(f"{FOLDER} --seed 2", "photos/cat/gone.png: a broken link", 1, gone),
     Command(f"{FOLDER} --seed 3", "are the same image in two classes, 'dog' and 'cat'", 1, both),
     Command(f"{FOLDER} --seed 4", "are the same image in two classes, 'puss' and 'cat'", 1, alias),
