@@ -196,9 +196,9 @@ OPTIONS = [
 RESUMED = [
     resumed("other classes: 'cat' is now 'aaa'", lambda folder: (folder / "photos/dog").rename("photos/aaa")),
     resumed("other classes: 'dog' is now 'emu'", lambda folder: (folder / "photos/dog").rename("photos/emu")),
-    resumed("the checkpoint is not of the model", lambda folder: shutil.copytree(folder / "photos/dog", folder / "photos/emu")),
+    resumed("is not of the model", lambda folder: shutil.copytree(folder / "photos/dog", folder / "photos/emu")),
     resumed("is not a settings file", lambda folder: (folder / "runs/mine/config.yaml").write_text("")),
-    resumed("the checkpoint is not of the model", lambda folder: (folder / "runs/mine/config.yaml").unlink()),
+    resumed("is not of the model", lambda folder: (folder / "runs/mine/config.yaml").unlink()),
     resumed("File exists", lambda folder: (shutil.rmtree(folder / "runs/mine/tensorboard"),
                                            (folder / "runs/mine/tensorboard").write_text(""))),
     replaced("is not a whole checkpoint: it ends too early", b""),
@@ -223,13 +223,13 @@ RESUMED = [
     state("this model needs --plugin os", lambda content: content["card"].update(
         plugins=[{"name": "os", "registers": ["x"]}])),
     state("does not contain the state", lambda content: content["state_dict"].update(extra=torch.zeros(1))),
-    state("the checkpoint is not of the model", lambda content: content["state_dict"].update(
+    state("is not of the model", lambda content: content["state_dict"].update(
         {"model.fc.bias": torch.zeros(2, dtype=torch.int64)})),
-    state("the checkpoint is not of the model", lambda content: content["state_dict"].update(
+    state("is not of the model", lambda content: content["state_dict"].update(
         {"model.fc.bias": torch.zeros(2, dtype=torch.complex64)})),
     state("does not contain the state", lambda content: content["state_dict"].update(
         {"model.fc.bias": torch.zeros(2, device="meta")})),
-    state("the checkpoint is not of the model", lambda content: content["state_dict"].update(
+    state("is not of the model", lambda content: content["state_dict"].update(
         {"model.fc.bias": torch.zeros(3)}), "best"),
     optimizer("the optimiser state", lambda saved: saved.update(param_groups=[])),
     optimizer("the optimiser state", lambda saved: saved["param_groups"][0].update(betas=3)),

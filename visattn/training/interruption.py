@@ -37,12 +37,7 @@ class Interruption(Callback):
 
     @override
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Stop after an optimiser step, except the last of an epoch or of the run, after which the run saves anyway."""
         last = trainer.is_last_batch or trainer.global_step == trainer.max_steps
