@@ -201,7 +201,7 @@ class Says(torch.nn.Module):
         (Says(lambda x: (x, x)), "a classifier returns .*, not a tuple"),
         (Says(lambda x: x), r"a classifier returns .*, not a tensor \(1, 3, 8, 8\)"),
         (Says(lambda x: x[:, :1, 0, 0]), r"a classifier returns .*, not a tensor \(1, 1\)"),
-        (Says(lambda x: x[:, :, 0, 0] + float("nan")), "are not finite"),
+        (Says(lambda x: x[:, :, 0, 0] + float("nan")), "is not finite"),
         (Says(lambda x: x.new_tensor([[1.0, 2.0]])), "3 names for the 2 classes"),
         (timm.create_model("test_resnet", num_classes=0), r"has no classes \(num_classes=0\): give it a classifier"),
         (timm.create_model("test_vit"), r"does not take images of 3 x 8 x 8 \(Input height \(8\)"),
@@ -223,12 +223,12 @@ def test_images_that_cannot_be_used_are_explained(run, files, network, tmp_path)
         (torch.zeros(0, 3, 8, 8), ValueError, "there are no images to classify"),
         (torch.zeros(3, 8, 8, dtype=torch.uint8), TypeError, "a tensor must be normalised .* got torch.uint8"),
         (torch.zeros(8, 8), TypeError, r"got torch.float32 \(8, 8\)"),
-        (np.zeros((8, 8, 3)), TypeError, r"an array is an image \(H, W, 3\) or \(H, W\) of uint8, got float64"),
+        (np.zeros((8, 8, 3)), TypeError, r"must be uint8 of shape \(H, W, 3\) or \(H, W\), got float64"),
         (np.zeros((8, 8, 4), np.uint8), TypeError, r"got uint8 \(8, 8, 4\)"),
         (np.zeros((0, 8, 3), np.uint8), TypeError, r"got uint8 \(0, 8, 3\)"),
         (np.zeros(8, np.uint8), TypeError, r"got uint8 \(8,\)"),
-        (7, TypeError, "an image is a file, a folder, .* got int"),
-        ({"a.jpg"}, TypeError, "an image is a file, a folder, .* got set"),
+        (7, TypeError, "an image must be a file, a folder, .* got int"),
+        ({"a.jpg"}, TypeError, "an image must be a file, a folder, .* got set"),
         ([torch.zeros(3, 8, 8), torch.zeros(3, 9, 8)], ValueError, r"different shapes: \(3, 8, 8\), \(3, 9, 8\)"),
     ]:
         with pytest.raises(error, match=message):
@@ -247,7 +247,7 @@ def test_images_that_cannot_be_used_are_explained(run, files, network, tmp_path)
         ({"device": "gpu"}, ValueError, "device 'gpu' cannot be used"),
         ({"model": "runs/none"}, ValueError, "there is no file and no folder 'runs/none'"),
         ({"model": 7}, TypeError, "the model must be a network, a run folder or a checkpoint, got int"),
-        ({"model": torch.nn.Flatten(), "device": "cpu"}, ValueError, "this one stays where it is: move it"),
+        ({"model": torch.nn.Flatten(), "device": "cpu"}, ValueError, "move this model yourself"),
     ],
 )
 def test_wrong_usage_is_explained(run, arguments, error, message):
@@ -381,7 +381,7 @@ def test_help_is_cheap():
     code = "import sys, visattn.cli as cli\ntry: cli.main(['predict', '--help'])\nfinally: print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     usage, _, modules = result.stdout.strip().rpartition("\n")
-    assert "exit codes:\n  0  every image was looked at\n" in usage
+    assert "exit codes:\n  0  all images were classified\n" in usage
     assert not {"lightning", "matplotlib", "cv2", "albumentations", "sklearn"} & set(modules.split())
 
 

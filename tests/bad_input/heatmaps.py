@@ -73,7 +73,7 @@ CASES = [
     Command("heatmap --weights encoder --image a.png --method gradcam", "the model has none", prepare=encoder),
     Command("heatmap --weights encoder --image a.png --target 3", "the model has no classes", prepare=encoder),
     Command("heatmap --weights broken --image a.png", "are not finite", prepare=broken),
-    Command("predict --weights broken --image a.png --json", "are not finite", prepare=broken),
+    Command("predict --weights broken --image a.png --json", "is not finite", prepare=broken),
     Command("heatmap --weights model --image a.png --out site", "did not make ('index.html')", prepare=website),
     Command(
         "heatmap --weights model --image a.png --out site", "did not make ('manifest.json')", prepare=foreign_manifest
