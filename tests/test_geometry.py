@@ -9,8 +9,9 @@ import visattn
 from tests.models import model_and_images
 from visattn.heatmaps.propagation import without_padding
 from visattn.heatmaps.watch.calls import Fused
-from visattn.heatmaps.watch.geometry import Grid, Tokens, geometry
+from visattn.heatmaps.watch.geometry import geometry
 from visattn.heatmaps.watch.interception import intercepting
+from visattn.heatmaps.watch.layers import Grid, Tokens
 
 
 def first_calls(model, images, number=1):
@@ -34,7 +35,9 @@ PATCHES = {
 }
 # The first layers are enough, and those behind them take time.
 SHALLOW = {
-    **dict.fromkeys(("samvit_base_patch16_224", "deit_tiny_distilled_patch16_224", "cait_xxs24_224"), {"depth": 2}),
+    "samvit_base_patch16_224": {"depth": 2},
+    "deit_tiny_distilled_patch16_224": {"depth": 2},
+    "cait_xxs24_224": {"depth": 2},
     "vit_small_patch14_reg4_dinov2": {"depth": 2, "img_size": 224},
     "twins_svt_small": {"depths": (1, 1, 1, 1)},
     "davit_tiny": {"depths": (1, 1, 1, 1)},
