@@ -49,6 +49,10 @@ BAD_OPTIONS = [
 ]
 
 
+def run(name, x, **options):
+    return lambda: visattn.create_block(name, 16, **options)(x)
+
+
 def train_on_one(name, side=1, **options):
     return lambda: visattn.create_block(name, 16, **options).train()(torch.randn(1, 16, side, side))
 
@@ -75,6 +79,17 @@ CASES = [
       for name in ("bam", "cbam", "ge_theta", "nonlocal_dot", "residual", "sk", "spatial", "splat", "srm", "triplet")),
     *(Call(f"one image for {name}", train_on_one(name, 7, **options), "batches of two or more")
       for name, options in [("bam", {}), ("sk", {}), ("splat", {}), ("srm", {}), ("ge_theta", {"size": 7})]),
+    *(Call(f"{name} on {channels} channels", run(name, torch.rand(2, channels, 8, 8)),
+           f"block {name!r} was built for maps (B, 16, H, W), got a tensor (2, {channels}, 8, 8)")
+      for name in visattn.list_blocks() for channels in (8, 32)),
+    *(Call(f"{name} on integers", run(name, torch.ones(2, 16, 8, 8, dtype=torch.long)),
+           f"block {name!r} takes floating-point numbers, got torch.int64", TypeError) for name in visattn.list_blocks()),
+    *(Call(f"a block on {tuple(shape)}", run(name, torch.rand(shape)), f"got a tensor {tuple(shape)}")
+      for name in ("se", "simam") for shape in ([], [16], [16, 8, 8], [1, 2, 16, 8, 8], [2, 16, 0, 8], [2, 8, 8, 16])),
+    *(Call(f"a block on {value!r}", run("se", value), "block 'se' takes a tensor (B, 16, H, W), got", TypeError)
+      for value in (None, 3, "x", [[1.0]], np.zeros((2, 16, 8, 8), np.float32))),
+    Call("a block on complex numbers", run("eca", torch.ones(2, 16, 8, 8, dtype=torch.complex64)),
+         "block 'eca' takes floating-point numbers, got torch.complex64", TypeError),
     Call("attention without heads", lambda: Attention(8, heads=0), "Attention needs heads above zero, got 0"),
     Call("attention with half a head", lambda: Attention(8, heads=1.5), "needs heads to be a whole number, got 1.5"),
     Call("attention of nothing", lambda: Attention(0), "Attention needs query_dim above zero, got 0"),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from visattn.core.arguments import numbers, whole
 from visattn.registry import Registry, suggest
@@ -110,6 +111,7 @@ def create_block(name: str, channels: int, /, **kwargs: Any) -> nn.Module:
     block = factory(width, **numbers(f"block {name!r}", factory, kwargs))
     if not isinstance(block, nn.Module):
         raise TypeError(f"block {name!r} is not a module but {type(block).__name__}: its factory must return one")
+    block.register_forward_pre_hook(TakesMaps(name, width))
     for module in block.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.register_forward_pre_hook(SeveralNumbers(name))
@@ -127,6 +129,34 @@ def reduced(channels: int, rd_ratio: float, *, minimum: int = 1) -> int:
     if minimum < 1:
         raise ValueError(f"rd_min must be at least one, got {minimum}")
     return max(minimum, int(channels * rd_ratio))
+
+
+class TakesMaps:
+    """A hook of a block, which says what the block takes when it is given something else.
+
+    A tracer's stand-in is let through: what the block makes of it is the same for every input.
+
+    Args:
+        block: its name.
+        channels: what it was built for.
+    """
+
+    def __init__(self, block: str, channels: int) -> None:
+        self.block, self.channels = block, channels
+
+    def __call__(self, _block: nn.Module, args: tuple[Any, ...]) -> None:
+        """Raise before PyTorch does, or where it would not."""
+        x = args[0] if args else None
+        if isinstance(x, Proxy) or torch.jit.is_tracing():
+            return
+        if not isinstance(x, Tensor):
+            raise TypeError(f"block {self.block!r} takes a tensor (B, {self.channels}, H, W), got {type(x).__name__}")
+        if x.ndim != 4 or x.shape[1] != self.channels or x.shape[2] == 0 or x.shape[3] == 0:
+            raise ValueError(
+                f"block {self.block!r} was built for maps (B, {self.channels}, H, W), got a tensor {tuple(x.shape)}"
+            )
+        if not x.is_floating_point():
+            raise TypeError(f"block {self.block!r} takes floating-point numbers, got {x.dtype}")
 
 
 class SeveralNumbers:
