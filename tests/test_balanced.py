@@ -14,7 +14,7 @@ from tests.reference.heatmaps import balanced as reference
 from tests.tiers import mostly_slow
 from visattn.core import Attention
 from visattn.heatmaps.balanced import balanced, operators
-from visattn.heatmaps.looking import looking
+from visattn.heatmaps.watch.inspection import looking
 
 SMALL = {"img_size": 64}
 # A kind of network, and how it is made small.
@@ -359,6 +359,17 @@ def test_a_form_is_linear_plus_a_constant(form, weights):
     torch.testing.assert_close((gradient * x).sum() + sum(constants), (seed * plain).sum(), rtol=1e-6, atol=1e-8)
 
 
+def test_batch_norm_of_one_image_whose_gradient_comes_from_tokens():
+    norm = nn.BatchNorm2d(4).eval()
+    nn.init.uniform_(norm.weight)
+    x = torch.randn(1, 4, 3, 3).requires_grad_()
+    with balanced(norm):
+        output = norm(x)
+    seed = torch.randn(1, 9, 4).mT.unflatten(2, (3, 3))
+    (gradient,) = torch.autograd.grad(output, x, seed)
+    torch.testing.assert_close(gradient, seed * norm.weight.detach()[:, None, None] / math.sqrt(1 + norm.eps))
+
+
 def test_a_function_without_a_rule_is_named():
     x = torch.rand(3).requires_grad_()
     with balanced(nn.Identity()) as mode:
@@ -393,8 +404,9 @@ def test_the_model_is_left_as_it_was():
     model = timm.create_model("test_vit").train()
     parameters = {name: (p, p.requires_grad) for name, p in model.named_parameters()}
     hooks = [len(module._forward_hooks) for module in model.modules()]
-    with pytest.raises(KeyError), balanced(model):
+    with balanced(model):
         assert not any(p.requires_grad for p in model.parameters())
+    with pytest.raises(KeyError), balanced(model):
         raise KeyError
     assert {name: (p, p.requires_grad) for name, p in model.named_parameters()} == parameters
     assert [len(module._forward_hooks) for module in model.modules()] == hooks

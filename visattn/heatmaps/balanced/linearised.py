@@ -19,7 +19,7 @@ class _Linearised(torch.autograd.Function):
         return compute()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, None, Tensor | None]:
         found = None if gradient is None else ctx.pullback(gradient)
         return None, None, None if found is None else found.to(ctx.like)
 
@@ -29,10 +29,10 @@ class _Scaled(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, factor: float | Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.factor = factor
-        return x.view_as(x)
+        return x.detach()  # a view with the same strides
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
         return None if gradient is None else gradient * ctx.factor, None
 
 
@@ -44,18 +44,18 @@ def linearised(compute: Callable[[], Tensor], x: Tensor, pullback: Pullback) -> 
         x: that it depends on.
         pullback: from the gradient of the result to that of x.
     """
-    result: Tensor = _Linearised.apply(compute, pullback, x)  # type: ignore[no-untyped-call]
+    result: Tensor = _Linearised.apply(compute, pullback, x)
     return result
 
 
 def scaled(x: Tensor, factor: float | Tensor) -> Tensor:
     """The same numbers, whose gradient is multiplied by a factor."""
-    result: Tensor = _Scaled.apply(x, factor)  # type: ignore[no-untyped-call]
+    result: Tensor = _Scaled.apply(x, factor)
     return result
 
 
 def has_own_derivative(x: Any) -> bool:
     """Whether a tensor was made by an autograd function that somebody has written, other than the ones here."""
-    node = x.grad_fn if isinstance(x, Tensor) else None
-    ours = (_Linearised._backward_cls, _Scaled._backward_cls)  # type: ignore[attr-defined]
+    node: Any = x.grad_fn if isinstance(x, Tensor) else None
+    ours: Any = (_Linearised._backward_cls, _Scaled._backward_cls)
     return isinstance(node, torch.autograd.function.BackwardCFunction) and not isinstance(node, ours)

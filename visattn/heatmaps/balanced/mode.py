@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from visattn.heatmaps.balanced.linearised import has_own_derivative
-from visattn.heatmaps.balanced.operators import HOMOGENEOUS, SPELLED
 from visattn.heatmaps.balanced.operation import Operation
+from visattn.heatmaps.balanced.operators import HOMOGENEOUS, SPELLED
 from visattn.heatmaps.balanced.rules import RULES, elementwise
-from visattn.heatmaps.interception import watched_inside
+from visattn.heatmaps.watch.interception import watched_inside
 from visattn.modules import HookOfThread
 
 Note: TypeAlias = Callable[[Tensor, Tensor], None]  # told of the gradient of an output, and what was added to it
@@ -106,7 +106,7 @@ def balanced(model: nn.Module, note: Note | None = None, *, weights: bool = Fals
     Gradients are those with respect to the images; parameters do not receive any.
 
     Args:
-        model: a copy that belongs to the caller (:func:`visattn.heatmaps.looking.looking`).
+        model: a copy that belongs to the caller (:func:`visattn.heatmaps.watch.inspection.looking`).
         note: told of every constant that was added, such as a bias, in the backward pass: the gradient of the output it
             was added to, and the constant, which has that shape or can be broadcast to it.
         weights: whether gradients of attention weights will be asked for.

@@ -7,16 +7,33 @@ from __future__ import annotations
 
 # Operators and other names of the same thing; what works in place ends with an underscore.
 SPELLED = {
-    **{f"__{name}__": name for name in ("add", "sub", "mul", "matmul", "pow", "rsub", "rpow", "rmatmul")},
-    **{f"__i{name}__": f"{name}_" for name in ("add", "sub", "mul", "pow")},
-    **{"__radd__": "add", "__rmul__": "mul", "__truediv__": "div", "__itruediv__": "div_", "__div__": "div"},
-    **{"__idiv__": "div_", "__rtruediv__": "rdiv", "__rdiv__": "rdiv"},
-    **{"multiply": "mul", "subtract": "sub", "divide": "div", "true_divide": "div", "clip": "clamp"},
-    **{"linalg_matmul": "matmul", "concat": "cat", "concatenate": "cat", "special_expit": "sigmoid"},
+    **{
+        f"__{name}__": name for name in ("add", "sub", "mul", "matmul", "pow", "div", "rsub", "rpow", "rmatmul", "rdiv")
+    },
+    **{f"__i{name}__": f"{name}_" for name in ("add", "sub", "mul", "pow", "div")},
+    "__radd__": "add",
+    "__rmul__": "mul",
+    "__truediv__": "div",
+    "__itruediv__": "div_",
+    "__rtruediv__": "rdiv",
+    "multiply": "mul",
+    "subtract": "sub",
+    "divide": "div",
+    "true_divide": "div",
+    "clip": "clamp",
+    "linalg_matmul": "matmul",
+    "concat": "cat",
+    "concatenate": "cat",
+    "special_expit": "sigmoid",
 }
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Inputs times gradients add up to the output already: what is linear, a choice among numbers, or a length.
-HOMOGENEOUS = frozenset(
+HOMOGENEOUS = _names(
     """
     __get__ __getitem__ __neg__ abs absolute adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
     adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d alpha_dropout amax amin as_strided avg_pool1d avg_pool2d
@@ -31,25 +48,25 @@ HOMOGENEOUS = frozenset(
     reshape reshape_as resolve_conj resolve_neg roll rot90 rrelu select sort split split_with_sizes squeeze std sum
     swapaxes swapdims t take take_along_dim tensor_split tile to topk trace transpose tril triu type type_as unbind
     unflatten unfold unsqueeze view view_as view_as_complex view_as_real vsplit vstack
-    """.split()
+    """
 )
 
 # Elementwise: the line from the value at zero takes the place of the tangent.
-ELEMENTWISE = frozenset(
+ELEMENTWISE = _names(
     """
     arctan asinh atan celu clamp clamp_max clamp_min cos elu erf expm1 gelu hardshrink hardsigmoid hardswish hardtanh
     log1p logsigmoid mish relu6 selu sigmoid silu sin sinh softplus softshrink softsign special_erf tanh tanhshrink
     threshold
-    """.split()
+    """
 )
 
 # Weights, and what norms divide by: constants.
-CONSTANT = frozenset(
-    "_softmax exp exp2 gumbel_softmax rdiv reciprocal rpow rsqrt softmax softmin special_exp2 special_softmax var".split()
+CONSTANT = _names(
+    "_softmax exp exp2 gumbel_softmax rdiv reciprocal rpow rsqrt softmax softmin special_exp2 special_softmax var"
 )
 
 # Sums of products of all their operands.
-PRODUCTS = frozenset("bmm dot einsum inner matmul mm mv outer rmatmul tensordot".split())
+PRODUCTS = _names("bmm dot einsum inner matmul mm mv outer rmatmul tensordot")
 
 # Linear in an input and in a weight, with a bias as the third argument, along this axis of the output.
 BIASED = {
@@ -59,10 +76,10 @@ BIASED = {
 }
 
 # Affine: with zeros in the place of what depends on the image, the constant is left.
-AFFINE = frozenset(
+AFFINE = _names(
     "__setitem__ add cat copy index_add index_copy index_put masked_fill masked_scatter pad rsub scatter scatter_add "
-    "stack sub where".split()
+    "stack sub where"
 )
 
 # The arguments are an addend and two factors.
-ADDED_PRODUCTS = frozenset("addbmm addcmul addmm addmv baddbmm".split())
+ADDED_PRODUCTS = _names("addbmm addcmul addmm addmv baddbmm")

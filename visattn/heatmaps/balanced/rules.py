@@ -46,7 +46,9 @@ def elementwise(op: Operation) -> Tensor:
         value = at(x)
         around: Any = (-1e-4, 0.0, 1e-4)
         if len(op.tensors) == 1:
-            around = at(torch.tensor(around, dtype=torch.float64)).tolist()  # numbers, for which no device must be asked
+            around = at(
+                torch.tensor(around, dtype=torch.float64)
+            ).tolist()  # numbers, for which no device must be asked
         else:  # bounds of its own for every number
             around = [at(torch.full_like(x, each)) for each in around]
         below, start, above = around
