@@ -10,9 +10,9 @@ from visattn.blocks import base
 from visattn.models import plugins
 from visattn.registry import Registry
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # the processes share the cores; with more threads than cores they only wait
-    os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start
-    torch.set_num_threads(1)
+# Processes share the cores, and threads that wait for each other cost more than these small networks.
+os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,13 @@ def elsewhere(tmp_path, monkeypatch):
     """A folder of its own to work in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def _few_pictures(monkeypatch):
+    """Runs that are not about their pictures draw two images; twelve take as long as all the rest of a small run."""
+    monkeypatch.setattr("visattn.training.pictures.SHOWN", 2)
+    monkeypatch.setattr("visattn.training.pictures.FILMED", 2)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_heatmaps_and_answers_of_every_image(model):
 
 
 def test_the_same_as_explain(model):
-    from visattn.prediction import own_preparation
+    from visattn.opening import own_preparation
 
     x = own_preparation(model).batch([pixels()])
     expected = visattn.explain(model, x, "chefer", 1).heatmap[0].numpy()

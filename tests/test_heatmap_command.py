@@ -32,15 +32,6 @@ def photo(height=120, width=180):
     return np.asarray(Image.fromarray(data.chelsea()).resize((width, height), Image.Resampling.BICUBIC))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Threads that wait for each other cost more than these small networks, if the machine has other work as well."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     """Files of weights by model."""

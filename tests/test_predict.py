@@ -27,14 +27,6 @@ from visattn.training.settings import Settings
 CLASSES = ("cat, Felis", "dog", "12")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def network():
     """Untrained, but sure of itself; the classes of real photographs differ."""

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.training import TINY, assert_same_weights, checkpoint, start, train, wait_for
 from visattn.cli.train import main
@@ -18,15 +17,6 @@ from visattn.training.classifier import Classifier
 
 LIGHTNING = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*")
 ACCUMULATED = [*TINY, "--accumulate", "2", "--trainer.limit_train_batches", "6"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Threads that wait for each other cost more than these small networks, if the machine has other work as well."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

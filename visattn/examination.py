@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from visattn.core.arguments import Device
+from visattn.core.arguments import Device, at_least_one
 from visattn.heatmaps import METHODS, attention_heads, list_methods
 from visattn.heatmaps.findings import Examiner, Question, classes_of
 from visattn.heatmaps.targets import resolve
 from visattn.models.saving.saved import Trained
 from visattn.modules import evaluating
-from visattn.prediction import at_least_one, open_model, own_preparation
+from visattn.opening import open_model, own_preparation
 
 if TYPE_CHECKING:
     from visattn.data.images import InMemory

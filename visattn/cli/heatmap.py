@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, add_inputs, named_images, named_model, progress
+from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, image_command, named_images, named_model, progress
 from visattn.examination import DEFAULT, WITH_PATCHES
 from visattn.report.views import ON_SHEETS
 
@@ -32,14 +32,7 @@ exit codes:
 
 def add_command(commands: Any) -> None:
     """Enter the command into the parser."""
-    parser = commands.add_parser(
-        "heatmap",
-        help="see what a model looks at in your images",
-        description="See what a model looks at in your images.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_inputs(parser)
+    parser = image_command(commands, "heatmap", "see what a model looks at in your images", EPILOG)
     parser.add_argument(
         "--method", metavar="A,B", help=f"see visattn.list_methods [those of {','.join(DEFAULT)} that fit]"
     )

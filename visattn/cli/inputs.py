@@ -37,8 +37,15 @@ class LeftOut:
         return PARTLY if self.entries else DONE
 
 
-def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Flags for the model and the images."""
+def image_command(commands: Any, name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
+    """A command with flags for the model and the images."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--model", metavar="NAME", help="a timm or visattn model; pretrained unless --weights is given")
     parser.add_argument(
         "--weights",
@@ -48,6 +55,7 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", metavar="PATH", nargs="+", action="extend", required=True, help="files and folders")
     parser.add_argument("--batch-size", metavar="N", type=int, default=8, help="images at a time [8]")
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda, ... [cuda if there is one]")
+    return parser
 
 
 def named_images(arguments: argparse.Namespace, left_out: LeftOut) -> list[Path]:
@@ -66,7 +74,7 @@ def named_model(arguments: argparse.Namespace) -> tuple[Trained, Preparation]:
     """The model of ``--model`` and ``--weights``, on its device."""
     from rich.console import Console
 
-    from visattn.prediction import open_model
+    from visattn.opening import open_model
 
     with Console(stderr=True).status("opening the model"), warnings.catch_warnings(record=True) as noted:
         opened = open_model(arguments.model, arguments.weights, arguments.device)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, add_inputs, named_images, named_model, progress
+from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, image_command, named_images, named_model, progress
 from visattn.files import printable, to_json
 
 if TYPE_CHECKING:
@@ -30,14 +30,7 @@ exit codes:
 
 def add_command(commands: Any) -> None:
     """Enter the command into the parser."""
-    parser = commands.add_parser(
-        "predict",
-        help="classify your images with a model",
-        description="Classify your images with a model.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_inputs(parser)
+    parser = image_command(commands, "predict", "classify your images with a model", EPILOG)
     parser.add_argument("--top", metavar="N", type=int, default=5, help="classes per image, the most likely first [5]")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run)

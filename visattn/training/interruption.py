@@ -37,12 +37,7 @@ class Interruption(Callback):
 
     @override
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Stop after an optimiser step; the last one of an epoch or of all is followed by saving anyway."""
         last = trainer.is_last_batch or trainer.global_step == trainer.max_steps
