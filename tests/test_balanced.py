@@ -370,6 +370,14 @@ def test_batch_norm_of_one_image_whose_gradient_comes_from_tokens():
     torch.testing.assert_close(gradient, seed * norm.weight.detach()[:, None, None] / math.sqrt(1 + norm.eps))
 
 
+def test_a_product_keeps_the_order_in_memory():
+    """On which the last bits of a convolution depend."""
+    x = torch.randn(1, 3, 3, 4).permute(0, 3, 1, 2)[:, ::2].requires_grad_()
+    with balanced(nn.Identity()):
+        output = x * x.mean()
+    assert output.stride() == (x.detach() * x.detach().mean()).stride()
+
+
 def test_a_function_without_a_rule_is_named():
     x = torch.rand(3).requires_grad_()
     with balanced(nn.Identity()) as mode:
