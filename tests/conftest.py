@@ -7,6 +7,7 @@ import timm
 import torch
 
 from visattn.blocks import base
+from visattn.heatmaps import METHODS
 from visattn.models import plugins
 from visattn.registry import Registry
 
@@ -36,8 +37,9 @@ def _few_pictures(monkeypatch):
 
 @pytest.fixture
 def _scratch_names(monkeypatch):
-    """Blocks, models and plugins that come in during a test are gone after it."""
+    """Blocks, methods, models and plugins that come in during a test are gone after it."""
     monkeypatch.setattr(base, "BLOCKS", Registry("block", {name: base.block_info(name) for name in base.BLOCKS}))
+    monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
     for table in ("_model_entrypoints", "_model_to_module"):
         monkeypatch.setattr(timm.models._registry, table, dict(getattr(timm.models._registry, table)))
     modules = {module: set(names) for module, names in timm.models._registry._module_to_models.items()}

@@ -14,7 +14,7 @@ from tests.reference.heatmaps import balanced as reference
 from tests.tiers import mostly_slow
 from visattn.core import Attention
 from visattn.heatmaps.balanced import balanced, operators
-from visattn.heatmaps.watch.inspection import looking
+from visattn.heatmaps.watch.inspection import inspection_copy
 
 SMALL = {"img_size": 64}
 # A kind of network, and how it is made small.
@@ -65,7 +65,7 @@ def accounted(model, x, target=3):
     """The output, the gradient, and the sum of image times gradient and of all constants."""
     constants = []
     x = x.clone().requires_grad_()
-    with looking(model) as own:
+    with inspection_copy(model) as own:
         with balanced(own, lambda gradient, constant: constants.append((gradient * constant).sum())) as mode:
             output = own(x)
         (gradient,) = torch.autograd.grad(output[:, target].sum(), x)

@@ -15,7 +15,7 @@ import visattn
 from tests.models import model_and_images
 from tests.reference.heatmaps import rollout
 from visattn.heatmaps import METHODS
-from visattn.heatmaps.cam import PACKAGE
+from visattn.heatmaps.methods.cam import PACKAGE
 from visattn.heatmaps.scaling import to_heatmap
 
 

@@ -9,8 +9,9 @@ import visattn
 from tests.models import model_and_images
 from visattn.heatmaps.propagation import without_padding
 from visattn.heatmaps.watch.calls import Fused
-from visattn.heatmaps.watch.geometry import Grid, Tokens, geometry
+from visattn.heatmaps.watch.geometry import geometry
 from visattn.heatmaps.watch.interception import intercepting
+from visattn.heatmaps.watch.layers import Grid, Tokens
 
 
 def first_calls(model, images, number=1):

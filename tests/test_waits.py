@@ -13,7 +13,9 @@ from rich.console import Console
 
 import visattn
 from tests.pretend import DEVICE, PretendGPU, strategy
-from visattn.heatmaps.attention import attention, chefer, rollout
+from visattn.heatmaps.methods.attention import attention
+from visattn.heatmaps.methods.relevance import chefer
+from visattn.heatmaps.methods.rollout import rollout
 from visattn.heatmaps.request import Request
 from visattn.training import progress
 from visattn.training.building import create_classifier, create_data, create_source

@@ -106,7 +106,7 @@ def balanced(model: nn.Module, note: Note | None = None, *, weights: bool = Fals
     Gradients are those with respect to the images; parameters do not receive any.
 
     Args:
-        model: a copy that belongs to the caller (:func:`visattn.heatmaps.watch.inspection.looking`).
+        model: a copy that belongs to the caller (:func:`visattn.heatmaps.watch.inspection.inspection_copy`).
         note: told of every constant that was added, such as a bias, in the backward pass: the gradient of the output it
             was added to, and the constant, which has that shape or can be broadcast to it.
         weights: whether gradients of attention weights will be asked for.

@@ -31,7 +31,8 @@ from torch.overrides import TorchFunctionMode
 
 from visattn.heatmaps.watch.cache import original
 from visattn.heatmaps.watch.calls import Call, Divided, Unfused, flexible_call, fused_call
-from visattn.heatmaps.watch.lineage import Lineages, Step, Use
+from visattn.heatmaps.watch.descent import Step, Use
+from visattn.heatmaps.watch.lineage import Lineages
 from visattn.heatmaps.watch.passes import Passes
 from visattn.modules import eagerly
 
