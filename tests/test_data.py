@@ -9,8 +9,10 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torchvision.transforms import v2
 
-from visattn.data.augment import AUGMENTATIONS, training_transform
+from visattn.data.augment import AUGMENTATIONS, RandAugment, training_transform
 from visattn.data.datamodule import ImageData
 from visattn.data.decode import BadImage
 from visattn.data.loader import IGNORE, Images, Shares, collate
@@ -233,6 +235,19 @@ def test_augmentation_is_a_function_of_seed_epoch_and_index(tmp_path, name):
     if name != "none":
         assert any(not np.array_equal(first[index], images(0, 1, [index])[index]) for index in range(3))
         assert any(not np.array_equal(first[index], images(1, 0, [index])[index]) for index in range(3))
+
+
+def test_rand_is_torchvisions_and_leaves_torchs_random_numbers_alone():
+    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    augment = RandAugment()
+    before = torch.get_rng_state()
+    seen = [augment.apply(image, seed) for seed in range(8)]
+    assert torch.equal(torch.get_rng_state(), before)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        theirs = v2.RandAugment(interpolation=v2.InterpolationMode.BILINEAR)(Image.fromarray(image))
+        assert np.array_equal(seen[seed], np.asarray(theirs))
+    assert len({each.tobytes() for each in seen}) > 4
 
 
 def test_an_unknown_augmentation_is_explained():

@@ -20,7 +20,7 @@ import visattn
 from tests.training import assert_same_weights, checkpoint, environment, train
 from visattn.training.classifier import shard
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(minutes=1)
 
 # No BatchNorm (it would see half a batch), and SGD, whose steps are proportional to the gradient.
 STEPS = [

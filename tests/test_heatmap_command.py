@@ -620,7 +620,7 @@ def test_help():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0
     usage, _, modules = result.stdout.strip().rpartition("\n")
-    assert "exit codes:\n  0  everything was made\n" in usage
+    assert "exit codes:\n  0  everything was written\n" in usage
     assert not {"lightning", "matplotlib", "cv2", "albumentations"} & set(modules.split())
 
 

@@ -148,3 +148,16 @@ class _Detaching(TorchFunctionMode):
             result, memo = args
             return memo.setdefault(id(result), result.detach().clone())
         return func(*args, **(kwargs or {}))
+
+
+def underlying(model: nn.Module) -> nn.Module:
+    """The network itself, inside whatever ``torch.compile`` and the wrappers for several devices put around it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a network is needed, got {type(model).__name__}")
+    while True:
+        if "_orig_mod" in model._modules:  # asking for the type would import the compiler
+            model = model.get_submodule("_orig_mod")
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model

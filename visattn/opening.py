@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from visattn.models.wrapping import inside
-from visattn.modules import why_refused
+from visattn.modules import underlying, why_refused
 
 if TYPE_CHECKING:
     from visattn.data.images import InMemory
@@ -84,7 +83,7 @@ def own_preparation(model: nn.Module) -> Preparation:
     """Preprocessing of a model according to timm's ``pretrained_cfg``."""
     from visattn.data.preparation import Preparation
 
-    model = inside(model)
+    model = underlying(model)
     if not getattr(model, "pretrained_cfg", None):
         raise ValueError(
             f"{type(model).__name__} does not state its preprocessing (timm's pretrained_cfg): pass preparation=, "

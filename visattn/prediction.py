@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from visattn.core.arguments import at_least_one
 from visattn.heatmaps.targets import check_order, class_names
 from visattn.listing import times
-from visattn.models.wrapping import inside
-from visattn.modules import evaluating, sharing_copy, why_refused
+from visattn.modules import evaluating, sharing_copy, underlying, why_refused
 from visattn.opening import Picture, image_inputs, open_model
 
 if TYPE_CHECKING:
@@ -170,6 +169,6 @@ def _in_evaluation(model: nn.Module) -> nn.Module:
     if not any(module.training for module in model.modules()):
         return model
     try:
-        return sharing_copy(inside(model))
+        return sharing_copy(underlying(model))
     except Exception:  # copying a network can raise anything
         return model

@@ -253,7 +253,10 @@ CASES = [
     ),
     *(
         Call(
-            f"reward {value!r}", lambda value=value: policy_term(RAM(), value), "the reward must be a tensor (B,)", TypeError
+            f"reward {value!r}",
+            lambda value=value: policy_term(RAM(), value),
+            "the reward must be a tensor (B,)",
+            TypeError,
         )
         for value in (None, 1.0, [1, 0])
     ),

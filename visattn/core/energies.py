@@ -73,7 +73,7 @@ def squared_distance(query: Tensor, key: Tensor) -> Tensor:
     for the differences, and whose values would be rounding errors where q and k are close.
     """
     query, key = precise(query), precise(key)
-    if torch.compiler.is_exporting():  # ONNX has no cdist
+    if torch.compiler.is_compiling():  # exporters too: ONNX has no cdist, and compilers fuse what stands here
         return (query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)
     values = torch.cdist(query.detach(), key.detach(), compute_mode="donot_use_mm_for_euclid_dist").square()
     if not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)):

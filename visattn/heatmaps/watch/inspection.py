@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn.heatmaps.watch.cache import stands_for
+from visattn.heatmaps.watch.cache import note_original
 from visattn.modules import evaluating, sharing_copy, uncompiled
 
 
 @contextmanager
-def looking(model: nn.Module) -> Iterator[nn.Module]:
+def inspection_copy(model: nn.Module) -> Iterator[nn.Module]:
     """What to run instead of a model: evaluation mode, as written, and with gradients possible.
 
     It is a copy with the same weights: hooks, modes and whatever else a method does to it are not seen by others who
@@ -30,7 +30,7 @@ def looking(model: nn.Module) -> Iterator[nn.Module]:
             _uncompile_parts(own)
             _store_all(own)
             own.register_forward_pre_hook(_with_own_images)
-            stands_for(own, model)
+            note_original(own, model)
             yield own
         else:
             with evaluating(model), uncompiled(model):
