@@ -25,7 +25,7 @@ from visattn.data.readers import Source
 from visattn.data.sources import open_source
 from visattn.hard import RAM
 from visattn.heatmaps import on_mask
-from visattn.models.saved import open_trained
+from visattn.models.saving.saved import open_trained
 from visattn.report.heatmaps import Answer
 from visattn.report.paths import draw_paths
 from visattn.report.views import Fixations

@@ -18,8 +18,8 @@ from tests.families import TABLE as FAMILIES
 from tests.families import smallest, tensor
 from tests.models import model_and_images
 from visattn.heatmaps import Missed
-from visattn.heatmaps.geometry import geometry
-from visattn.heatmaps.passes import computes_attention
+from visattn.heatmaps.watch.geometry import geometry
+from visattn.heatmaps.watch.passes import computes_attention
 
 TABLE = FAMILIES.with_name("attention.md")
 
@@ -30,7 +30,7 @@ module. For each of them every attention matrix was captured: the output stayed 
 (Two have linear attention, which never forms weights: there `visattn.capture` raises an error that says so.) Where
 rollout has a meaning, it gave heatmaps for images of the model's own size and, where the model takes them, for images
 that are not square. What the rows and columns of the maps stand for is found by following coordinates through
-the network (`visattn/heatmaps/trace.py`), without a table of families.
+the network (`visattn/heatmaps/watch/trace.py`), without a table of families.
 
 The modules of timm that are not listed have no attention between tokens; the CAM family works on all of them.
 

@@ -10,7 +10,7 @@ import visattn
 from tests.test_attention_forms import rewrite
 from tests.test_capture import small_vit
 from visattn.heatmaps import Missed
-from visattn.heatmaps.interception import intercepting
+from visattn.heatmaps.watch.interception import intercepting
 
 TOKENS, KEYS, WIDTH = 5, 7, 8
 LAYERS = {

@@ -13,7 +13,7 @@ import visattn
 from tests.models import model_and_images
 from tests.reference.heatmaps import vit
 from visattn.heatmaps import Missed
-from visattn.heatmaps.passes import computes_attention
+from visattn.heatmaps.watch.passes import computes_attention
 
 
 def small_vit(**kwargs):

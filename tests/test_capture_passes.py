@@ -236,7 +236,7 @@ def test_only_the_layers_that_are_asked_for(vit, layers, expected, fused, entry,
     with visattn.capture(model) as every:
         model(images)
     formed = []
-    kind = visattn.heatmaps.calls.Fused
+    kind = visattn.heatmaps.watch.calls.Fused
     original = kind.weights
     monkeypatch.setattr(kind, "weights", lambda self: (formed.append(self.name), original(self))[1])
     with visattn.capture(model, layers=layers) as maps:

@@ -6,7 +6,7 @@ import torch
 import visattn
 from tests.models import model_and_images
 from tests.reference.heatmaps import rollout
-from visattn.heatmaps import exactness
+from visattn.heatmaps.watch import exactness
 
 SIZES = {
     "test_vit": {},

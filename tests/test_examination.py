@@ -10,7 +10,7 @@ from PIL import Image
 
 import visattn
 from visattn.cli import main
-from visattn.models.saved import Trained
+from visattn.models.saving.saved import Trained
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from torch import nn
 
 import visattn
 from tests.models import model_and_images
-from visattn.heatmaps.calls import Fused
-from visattn.heatmaps.geometry import Grid, Tokens, geometry
-from visattn.heatmaps.interception import intercepting
 from visattn.heatmaps.propagation import without_padding
+from visattn.heatmaps.watch.calls import Fused
+from visattn.heatmaps.watch.geometry import Grid, Tokens, geometry
+from visattn.heatmaps.watch.interception import intercepting
 
 
 def first_calls(model, images, number=1):

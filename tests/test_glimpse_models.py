@@ -19,7 +19,7 @@ from visattn.hard.scout import Scout, shares, small_size, starts
 from visattn.hard.sensor import glimpse
 from visattn.models import load_model, split_name
 from visattn.models.names import model_config
-from visattn.models.saved import number_of_classes, open_trained
+from visattn.models.saving.saved import number_of_classes, open_trained
 from visattn.policy import policy_loss, policy_term, take_decisions
 from visattn.training.building import input_size, model_arguments
 from visattn.training.classifier import Classifier

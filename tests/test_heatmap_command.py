@@ -21,8 +21,8 @@ import visattn
 from tests.test_page import browser, decoded, embedded, local, ready  # noqa: F401 - a fixture
 from visattn.cli import main
 from visattn.data.preparation import Preparation
-from visattn.models.description import describe
-from visattn.models.saved import Trained, write_model
+from visattn.models.saving.description import describe
+from visattn.models.saving.saved import Trained, write_model
 from visattn.report.folder import _grid, mark, short_layers
 from visattn.report.sheets import draw_grid
 
@@ -207,7 +207,7 @@ class Glimpsing(torch.nn.Module):
 
 def test_glimpses(heatmap, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "visattn.models.saved.open_trained", lambda *_: Trained(Glimpsing().eval(), "glimpsing", "none")
+        "visattn.models.saving.saved.open_trained", lambda *_: Trained(Glimpsing().eval(), "glimpsing", "none")
     )
     drawn = []
     monkeypatch.setattr("visattn.report.folder.draw_fixations", lambda *arguments: drawn.append(arguments))

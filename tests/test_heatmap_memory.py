@@ -8,7 +8,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import visattn
-from visattn.heatmaps import exactness
+from visattn.heatmaps.watch import exactness
 
 SIDE = 42
 TOKENS = SIDE**2 + 1

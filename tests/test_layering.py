@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "visattn"
 
 # Top to bottom; a module may import from its own layer and from those below.
 LAYERS = [
-    "__main__", "cli", "training", "examination", "prediction", "heatmaps", "report", "data", "models", "hard",
-    "blocks", "core", "policy", "counting", "modules", "registry", "files", "listing",
+    "__main__", "cli", "training", "examination", "prediction", "heatmaps", "heatmaps/watch", "report", "data",
+    "models", "hard", "blocks", "core", "policy", "counting", "modules", "registry", "files", "listing",
 ]  # fmt: skip
 
 # Where a package may be imported; packages that are not listed may be imported anywhere.
@@ -46,7 +46,14 @@ def imports(path: Path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer_of(place: str) -> str | None:
+    """The layer of a file or module, such as ``heatmaps/watch/trace``: the innermost folder that is one."""
+    parts = place.split("/")
+    inside_out = ("/".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((each for each in inside_out if each in LAYERS), None)
 
 
 def violations(package: Path) -> list[str]:
@@ -54,17 +61,19 @@ def violations(package: Path) -> list[str]:
     found = []
     for path in sorted(package.rglob("*.py")):
         place = path.relative_to(package).with_suffix("").as_posix()
-        layer = place.split("/")[0]
-        if layer == "__init__":
+        if place == "__init__":
             continue  # the front door gathers the public names
-        if layer not in LAYERS:
+        layer = layer_of(place)
+        if layer is None:
             found.append(f"{place}: not in any layer")
             continue
         for name in imports(path):
             top, _, rest = name.partition(".")
             if top == "visattn":
-                target = rest.split(".")[0]
-                if target and LAYERS.index(target) < LAYERS.index(layer):
+                target = layer_of(rest.replace(".", "/"))
+                if target is None and rest not in ("", "__version__"):
+                    found.append(f"{place} imports through the front door: {name}")
+                elif target is not None and LAYERS.index(target) < LAYERS.index(layer):
                     found.append(f"{place} imports upwards: {name}")
             elif top in HOMES and not HOMES[top] & {layer, place}:
                 found.append(f"{place} imports {top}, which belongs to {', '.join(sorted(HOMES[top]))}")
@@ -86,6 +95,11 @@ def test_imports_go_only_downwards():
         ("blocks/new", "import numpy as np", "imports numpy"),
         ("heatmaps/new", "from visattn.training.settings import Settings", "imports upwards"),
         ("heatmaps/new", "import matplotlib.pyplot", "imports matplotlib"),
+        ("heatmaps/watch/new", "from visattn.heatmaps.request import Request", "imports upwards"),
+        ("heatmaps/watch/new", "from visattn.heatmaps import explain", "imports upwards"),
+        ("heatmaps/watch/new", "import timm", "imports timm"),
+        ("core/new", "from visattn import blocks", "imports upwards"),
+        ("models/new", "from visattn import explain", "through the front door"),
         ("registry", "import torch", "imports torch"),
         ("data/readers", "import lightning", "imports lightning"),
         ("misc/new", "import os", "not in any layer"),

@@ -19,7 +19,7 @@ from tests.training import train
 from visattn.cli import main
 from visattn.data.decode import BadImage, read_image
 from visattn.data.preparation import Preparation
-from visattn.models.saved import write_model
+from visattn.models.saving.saved import write_model
 from visattn.prediction import Prediction
 from visattn.training.building import card, create_classifier, create_data, create_source
 from visattn.training.settings import Settings

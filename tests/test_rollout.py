@@ -11,9 +11,9 @@ from tests.models import model_and_images
 from tests.reference.heatmaps import by_hand, rollout, vit
 from tests.test_capture import arrays, small_vit
 from tests.tiers import mostly_slow
-from visattn.heatmaps.calls import Fused
-from visattn.heatmaps.geometry import Geometry, Grid, Layer, Tokens
 from visattn.heatmaps.propagation import Propagation, discard_smallest, fuse_heads
+from visattn.heatmaps.watch.calls import Fused
+from visattn.heatmaps.watch.geometry import Geometry, Grid, Layer, Tokens
 
 TOKENS = Tokens(torch.tensor([[-2, 0, 1]]), Grid((0.0,), (0.0, 1.0)), ((-1, 0),))
 

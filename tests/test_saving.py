@@ -13,8 +13,8 @@ import visattn
 from tests.training import TINY
 from visattn.cli import main as visattn_main
 from visattn.cli.train import main
-from visattn.models.saved import open_trained
-from visattn.models.weights import model_weights
+from visattn.models.saving.saved import open_trained
+from visattn.models.saving.weights import model_weights
 from visattn.training.checkpoints import load_checkpoint
 
 

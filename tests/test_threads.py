@@ -195,7 +195,7 @@ def test_the_compilers_stance_is_as_before_when_all_are_done():
 
 
 def test_what_was_found_out_is_kept_with_the_model(monkeypatch):
-    from visattn.heatmaps import geometry, interception
+    from visattn.heatmaps.watch import geometry, interception
 
     model, images = vit()
     model.blocks[0].attn.fused_attn = False

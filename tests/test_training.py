@@ -25,7 +25,7 @@ from tests.tiers import mostly_slow
 from tests.training import SCRIPT, TINY, assert_same_weights, checkpoint, environment
 from visattn.cli.train import main
 from visattn.models import load_model
-from visattn.models.saved import write_model
+from visattn.models.saving.saved import write_model
 from visattn.training.checkpoints import load_checkpoint
 from visattn.training.fitting import said_once
 from visattn.training.settings import Settings

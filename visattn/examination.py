@@ -15,7 +15,7 @@ from visattn.core.arguments import Device
 from visattn.heatmaps import METHODS, attention_heads, list_methods
 from visattn.heatmaps.findings import Examiner, Question, classes_of
 from visattn.heatmaps.targets import resolve
-from visattn.models.saved import Trained
+from visattn.models.saving.saved import Trained
 from visattn.modules import evaluating
 from visattn.prediction import at_least_one, open_model, own_preparation
 

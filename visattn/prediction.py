@@ -21,7 +21,7 @@ from visattn.modules import evaluating, sharing_copy, why_refused
 if TYPE_CHECKING:
     from visattn.data.images import InMemory
     from visattn.data.preparation import Preparation
-    from visattn.models.saved import Trained
+    from visattn.models.saving.saved import Trained
 
 Picture: TypeAlias = "str | PathLike[str] | InMemory | Tensor"
 
@@ -181,7 +181,7 @@ def _in_evaluation(model: nn.Module) -> nn.Module:
 def open_model(name: str | None, weights: str | None, device: str | torch.device | None) -> tuple[Trained, Preparation]:
     """A model by name or from a path, on its device, and how its images are prepared."""
     from visattn.data.preparation import Preparation
-    from visattn.models.saved import open_trained
+    from visattn.models.saving.saved import open_trained
 
     if weights == "":
         raise ValueError("the path of the model is empty")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from visattn.data.preparation import Preparation
-    from visattn.models.saved import Trained
+    from visattn.models.saving.saved import Trained
 
 DONE, PARTLY, NOTHING = 0, 1, 2  # exit codes
 

@@ -20,7 +20,7 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
-from visattn.models.card import CROP_MODES, INTERPOLATIONS, MOST_PIXELS
+from visattn.models.saving.card import CROP_MODES, INTERPOLATIONS, MOST_PIXELS
 from visattn.registry import suggest
 
 LONGEST, SHORTEST = 640, 320  # pixels of the longer side of a picture that a person looks at

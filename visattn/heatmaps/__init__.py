@@ -5,7 +5,7 @@ from visattn.heatmaps.capture import Maps, capture
 from visattn.heatmaps.explanation import Explanation
 from visattn.heatmaps.glimpses import HasFixations, on_mask
 from visattn.heatmaps.methods import METHODS, attention_heads, explain, list_methods, relate
-from visattn.heatmaps.passes import Missed
+from visattn.heatmaps.watch.passes import Missed
 
 __all__ = [
     "METHODS",

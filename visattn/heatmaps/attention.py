@@ -25,13 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import whole
-from visattn.heatmaps.calls import Call
-from visattn.heatmaps.exactness import exactly, pieces
-from visattn.heatmaps.geometry import Geometry, Layer, geometry
-from visattn.heatmaps.interception import intercepting
-from visattn.heatmaps.memory import on_device
 from visattn.heatmaps.propagation import FUSIONS, Propagation, discard_smallest, fuse_heads
 from visattn.heatmaps.request import MethodResult, Request, matching
+from visattn.heatmaps.watch.cache import on_device
+from visattn.heatmaps.watch.calls import Call
+from visattn.heatmaps.watch.exactness import exactly, pieces
+from visattn.heatmaps.watch.geometry import Geometry, Layer, geometry
+from visattn.heatmaps.watch.interception import intercepting
 from visattn.registry import suggest
 
 

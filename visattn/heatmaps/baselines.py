@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from visattn.heatmaps.exactness import exactly
 from visattn.heatmaps.request import MethodResult, Request
+from visattn.heatmaps.watch.exactness import exactly
 
 CELLS = 14  # along the shorter side of a random map
 

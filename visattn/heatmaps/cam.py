@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn.heatmaps.looking import looking
-from visattn.heatmaps.memory import remembered
-from visattn.heatmaps.pooled import pooled_place
 from visattn.heatmaps.request import MethodResult, Request, class_scores
 from visattn.heatmaps.scaling import FINE, to_heatmap
+from visattn.heatmaps.watch.cache import remembered
+from visattn.heatmaps.watch.inspection import looking
+from visattn.heatmaps.watch.pooled import pooled_place
 from visattn.models.attach import choose, survey_places
 from visattn.models.layout import Place
 from visattn.models.wrapping import replace_slot

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import whole
-from visattn.heatmaps.calls import Call, Unfused
-from visattn.heatmaps.exactness import exactly
-from visattn.heatmaps.interception import intercepting
-from visattn.heatmaps.passes import computes_attention, layer_names
+from visattn.heatmaps.watch.calls import Call, Unfused
+from visattn.heatmaps.watch.exactness import exactly
+from visattn.heatmaps.watch.interception import intercepting
+from visattn.heatmaps.watch.passes import computes_attention, layer_names
 from visattn.registry import suggest
 
 

@@ -12,11 +12,11 @@ from visattn.blocks.base import BLOCKS, Gate
 from visattn.blocks.hard import Sampled
 from visattn.core.precision import precise
 from visattn.heatmaps.attention import watching, weights_in_pieces
-from visattn.heatmaps.calls import Call
-from visattn.heatmaps.geometry import Layer, geometry
 from visattn.heatmaps.propagation import fuse_heads
 from visattn.heatmaps.request import MethodResult, Request, matching
 from visattn.heatmaps.scaling import FINE
+from visattn.heatmaps.watch.calls import Call
+from visattn.heatmaps.watch.geometry import Layer, geometry
 from visattn.models.patch import Patch
 from visattn.models.wrapping import attachments, plain_name
 

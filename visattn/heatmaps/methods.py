@@ -16,11 +16,11 @@ from visattn.hard.glimpses import GlimpseNetwork
 from visattn.heatmaps import attention, baselines, cam, gates, glimpses
 from visattn.heatmaps.explanation import Explanation
 from visattn.heatmaps.inputs import as_batch, as_written, displayable, refusals_explained
-from visattn.heatmaps.looking import looking
-from visattn.heatmaps.passes import Missed
 from visattn.heatmaps.request import MethodResult, Request
 from visattn.heatmaps.scaling import to_heatmap
 from visattn.heatmaps.targets import Target, check_names, class_names, number_of_classes, resolve
+from visattn.heatmaps.watch.inspection import looking
+from visattn.heatmaps.watch.passes import Missed
 from visattn.models.attach import example_images
 from visattn.registry import Registry, suggest
 

@@ -18,8 +18,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from visattn.heatmaps.geometry import Geometry, Grid, Layer, Tokens
-from visattn.heatmaps.memory import on_device
+from visattn.heatmaps.watch.cache import on_device
+from visattn.heatmaps.watch.geometry import Geometry, Grid, Layer, Tokens
 
 MOST_SOURCES = 1600
 Learnt: TypeAlias = tuple[int, int]

@@ -11,8 +11,8 @@ import torch
 from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
-from visattn.heatmaps.memory import remembered
 from visattn.heatmaps.request import class_scores
+from visattn.heatmaps.watch.cache import remembered
 from visattn.registry import suggest
 
 Target: TypeAlias = int | str | Sequence[int | str] | Tensor | None

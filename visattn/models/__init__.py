@@ -1,11 +1,11 @@
 """Blocks in backbones: attach them to any network, or create models with them by name."""
 
-import visattn.models.visattn as _registered_in_timm  # noqa: F401
+import visattn.models.timm_registry.visattn as _registered_in_timm  # noqa: F401
 from visattn.models.attach import attach, detach
-from visattn.models.checkpoints import LoadReport, load_state_dict
 from visattn.models.names import attentions, create_model, split_name
 from visattn.models.patch import PatchAttention
-from visattn.models.saved import load_model, save_model
+from visattn.models.saving.saved import load_model, save_model
+from visattn.models.saving.state import LoadReport, load_state_dict
 from visattn.models.wrapping import attachments
 
 __all__ = [

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from visattn.blocks import create_block
 from visattn.listing import first_few
-from visattn.models.card import PLACEMENT
 from visattn.models.layout import Place
 from visattn.models.patch import restore_attention, swap_attention
+from visattn.models.saving.card import PLACEMENT
 from visattn.models.survey import Survey, called, survey
 from visattn.models.wrapping import (
     Attached,

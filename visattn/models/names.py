@@ -22,9 +22,9 @@ from visattn.hard.glimpses import PREFIX, GlimpseNetwork, around
 from visattn.hard.ram import RAM
 from visattn.hard.scout import Scout
 from visattn.models.attach import Init, attach_at, choose, survey_places
-from visattn.models.card import ORIGIN, PLACEMENT, shown
 from visattn.models.patch import PATCH_ATTENTION, swap_attention
 from visattn.models.resnet import BOUND, paper_places
+from visattn.models.saving.card import ORIGIN, PLACEMENT, shown
 from visattn.registry import suggest
 
 SHORT = {"resnet": "resnet18"}  # what a bare family name stands for

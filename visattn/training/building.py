@@ -19,9 +19,9 @@ from visattn.data.sources import AnySource, open_source
 from visattn.listing import times
 from visattn.models import create_model
 from visattn.models.attach import Init
-from visattn.models.card import CARD, check_card, shown
-from visattn.models.description import describe
 from visattn.models.names import model_config
+from visattn.models.saving.card import CARD, check_card, shown
+from visattn.models.saving.description import describe
 from visattn.models.survey import dry_run
 from visattn.training.classifier import Classifier, ShardedClassifier
 from visattn.training.optimisation import check_optimizer

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from visattn.files import replacing
-from visattn.models.card import shown
-from visattn.models.description import describe
-from visattn.models.weights import model_weights, read_tensors
+from visattn.models.saving.card import shown
+from visattn.models.saving.description import describe
+from visattn.models.saving.weights import model_weights, read_tensors
 from visattn.training.settings import Settings
 
 # What a run resumes from.

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from visattn.data.loader import IGNORE
 from visattn.models.patch import Patch
-from visattn.models.weights import CARD_KEY
+from visattn.models.saving.weights import CARD_KEY
 from visattn.models.wrapping import NAME, wrappers
 from visattn.policy import DecisionModule, policy_term, take_decisions
 from visattn.training.metrics import Accuracy, Confusion, Mean

@@ -10,8 +10,8 @@ from typing import Any
 
 from visattn.models import load_model
 from visattn.models.plugins import changed_plugins, check_plugins
-from visattn.models.saved import write_model
-from visattn.models.weights import card_of, model_weights
+from visattn.models.saving.saved import write_model
+from visattn.models.saving.weights import card_of, model_weights
 from visattn.training.banner import announce
 from visattn.training.building import card, create_classifier, create_data, create_source
 from visattn.training.checkpoints import check_resumable, load_checkpoint

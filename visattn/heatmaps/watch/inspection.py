@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn.heatmaps.memory import stands_for
+from visattn.heatmaps.watch.cache import stands_for
 from visattn.modules import evaluating, sharing_copy, uncompiled
 
 

@@ -8,7 +8,7 @@ A distribution is born
 
 It is followed through whatever happens to it (dropout, casts, masks, talking heads, another order of the axes), as long
 as it does not become larger: what is larger is no map any more, but what a gate was applied to. In the end it is
-multiplied by values (:mod:`visattn.heatmaps.products`), or it was no attention. Exponentials may be multiplied by
+multiplied by values (:mod:`visattn.heatmaps.watch.products`), or it was no attention. Exponentials may be multiplied by
 values first, and the product divided by their sum.
 
 It may be multiplied more than once, as a whole or part by part. What has been reported is marked, and with it all that
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from visattn.core.distributions import entmax15, sigmoid, sparsemax
-from visattn.heatmaps.products import Product, broadcast_product, matrix_product, sum_of_products
+from visattn.heatmaps.watch.products import Product, broadcast_product, matrix_product, sum_of_products
 
 OWN = {sparsemax, entmax15, sigmoid}
 SOFTMAX = frozenset({"softmax", "_softmax", "special_softmax", "softmin", "gumbel_softmax"})

@@ -1,7 +1,7 @@
 """Saved models: ``model.safetensors`` and its card, ``model.json``, and how any such file becomes a model again.
 
 The card says all it takes to use the model elsewhere: how it is built, what is attached to it and where
-(:mod:`visattn.models.description`), its classes, and how an image becomes its input.
+(:mod:`visattn.models.saving.description`), its classes, and how an image becomes its input.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from torch.utils._pytree import tree_leaves
 from visattn.files import replacing
 from visattn.listing import first_few, times
 from visattn.models.attach import example_images
-from visattn.models.card import CARD, check_card, read_card, shown
-from visattn.models.description import build, describe, title
 from visattn.models.names import create_model, model_config, split_name
 from visattn.models.plugins import changed_plugins, check_plugins
-from visattn.models.weights import read_weights
+from visattn.models.saving.card import CARD, check_card, read_card, shown
+from visattn.models.saving.description import build, describe, title
+from visattn.models.saving.weights import read_weights
 from visattn.models.wrapping import inside
 from visattn.modules import evaluating, uncompiled
 

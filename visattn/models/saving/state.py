@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.listing import first_few
-from visattn.models.weights import INSIDE
+from visattn.models.saving.weights import INSIDE
 from visattn.models.wrapping import NAME, inside
 
 PREFIXES = ("module.", "_orig_mod.", "model.")  # of DistributedDataParallel, torch.compile, Lightning

@@ -26,9 +26,9 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from visattn.heatmaps.calls import Call
-from visattn.heatmaps.interception import intercepting
-from visattn.heatmaps.passes import Missed
+from visattn.heatmaps.watch.calls import Call
+from visattn.heatmaps.watch.interception import intercepting
+from visattn.heatmaps.watch.passes import Missed
 from visattn.modules import sharing_copy, weightless_copy
 
 # Rows between two images of a batch: more than any image has. A third tensor for the number of the image would be

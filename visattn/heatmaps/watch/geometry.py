@@ -1,6 +1,6 @@
 """What the rows and columns of every attention map of a model stand for.
 
-Found once per model and image size, by :mod:`visattn.heatmaps.trace`; there is no table of families.
+Found once per model and image size, by :mod:`visattn.heatmaps.watch.trace`; there is no table of families.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from visattn.core.precision import without_autocast
-from visattn.heatmaps.calls import Call, Fused
-from visattn.heatmaps.interception import intercepting
-from visattn.heatmaps.memory import on_device, remembered
-from visattn.heatmaps.trace import IMAGE, Shadow, Tracing, compact_copy, trace
+from visattn.heatmaps.watch.cache import on_device, remembered
+from visattn.heatmaps.watch.calls import Call, Fused
+from visattn.heatmaps.watch.interception import intercepting
+from visattn.heatmaps.watch.trace import IMAGE, Shadow, Tracing, compact_copy, trace
 from visattn.modules import sharing_copy
 
 REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from visattn.models.card import check_card
+from visattn.models.saving.card import check_card
 
 # Where other programs keep the weights in a file.
 INSIDE = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model_state", "model")

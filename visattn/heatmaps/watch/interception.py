@@ -4,10 +4,10 @@ A mode at the level of torch functions watches two things:
 
 - ``scaled_dot_product_attention``, the fused kernel, and ``flex_attention``: their weights are never formed, but follow
   from queries and keys;
-- a distribution (:mod:`visattn.heatmaps.lineage`) whose result is later multiplied by values
-  (:mod:`visattn.heatmaps.products`). Between the two there may be dropout, casts, gates or talking heads. The map is
-  the matrix that is multiplied, if its rows are still distributions (as in ConViT, which mixes two softmaxes), and the
-  distribution otherwise (as in CaiT, which mixes heads behind the softmax).
+- a distribution (:mod:`visattn.heatmaps.watch.lineage`) whose result is later multiplied by values
+  (:mod:`visattn.heatmaps.watch.products`). Between the two there may be dropout, casts, gates or talking heads. The
+  map is the matrix that is multiplied, if its rows are still distributions (as in ConViT, which mixes two softmaxes),
+  and the distribution otherwise (as in CaiT, which mixes heads behind the softmax).
 
 A distribution that is never multiplied by values (selective kernels, a classifier) is not attention between tokens.
 Other operators with attention in their name hide their weights: a layer that calls one has been missed.
@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from visattn.heatmaps.calls import Call, Divided, Unfused, flexible_call, fused_call
-from visattn.heatmaps.lineage import Lineages, Step, Use
-from visattn.heatmaps.memory import original
-from visattn.heatmaps.passes import Passes
+from visattn.heatmaps.watch.cache import original
+from visattn.heatmaps.watch.calls import Call, Divided, Unfused, flexible_call, fused_call
+from visattn.heatmaps.watch.lineage import Lineages, Step, Use
+from visattn.heatmaps.watch.passes import Passes
 from visattn.modules import eagerly
 
 # Names of operators that compute attention and show nothing of it.
@@ -180,7 +180,7 @@ def intercepting(model: nn.Module, report: Report, begin: Callable[[int], None] 
         model: to watch.
         report: told of every use.
         begin: told of every pass that begins, and of how many reports before now belong to it
-            (:mod:`visattn.heatmaps.passes`).
+            (:mod:`visattn.heatmaps.watch.passes`).
     """
 
     def enter(itself: bool) -> None:

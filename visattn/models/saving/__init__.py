@@ -1,0 +1,1 @@
+"""Saving and loading models; begin with :mod:`visattn.models.saving.saved`."""
