@@ -17,8 +17,9 @@ r"""Heatmaps from attention weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,10 +106,12 @@ def rollout(request: Request, *, fusion: str = "mean", discard: float = 0.0) -> 
 
     def go_through(layer: Layer, call: Call) -> None:
         if layer.leads_on:
-            fused: Iterable[Tensor] = (fuse_heads(each, fusion) for each in weights_in_pieces(layer, call))
+            fused = partial(weights_in_pieces, layer, call, fusion)
             if discard:  # the smallest of all
-                fused = [discard_smallest(torch.cat(list(fused), 2), discard, layer.keys)]
-            state.add(layer, fused)
+                whole_map = discard_smallest(torch.cat(list(fused()), 2), discard, layer.keys)
+                state.add(layer, lambda: [whole_map])
+            else:
+                state.add(layer, fused)
             passed.append(layer.name)
             if request.frames:
                 frames.append(state.readout())
@@ -143,7 +146,7 @@ def _relevance(request: Request, *, normalised: bool) -> MethodResult:
         gradients = torch.autograd.grad(request.score(), leaves, allow_unused=True)
     with exactly(request.images.device):
         for (layer, call), gradient in zip(calls, gradients, strict=True):
-            state.add(layer, _gains(layer, call, gradient))
+            state.add(layer, partial(_gains, layer, call, gradient))
     return MethodResult(state.readout(), tuple(layer.name for layer, _ in calls))
 
 
@@ -276,10 +279,10 @@ def seen_by_readers(layer: Layer, call: Call, heads: Sequence[int | None]) -> Te
     return total.unflatten(2, (height, width)) / read.sum()
 
 
-def weights_in_pieces(layer: Layer, call: Call) -> Iterator[Tensor]:
-    """The weights (B, windows, heads, some rows, Nk) from the first row to the last."""
+def weights_in_pieces(layer: Layer, call: Call, fusion: str = "mean") -> Iterator[Tensor]:
+    """The weights (B, windows, some rows, Nk) of all heads together, from the first row to the last."""
     for rows in pieces(call.rows(), layer.keys.index.shape[1]):
-        yield layer.arrange(call.weights(rows))
+        yield fuse_heads(layer.arrange(call.weights(rows)), fusion)  # one piece has no name while the next is made
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from visattn.blocks.base import BLOCKS, Gate
 from visattn.blocks.hard import Sampled
 from visattn.core.precision import precise
 from visattn.heatmaps.attention import watching, weights_in_pieces
-from visattn.heatmaps.propagation import fuse_heads
 from visattn.heatmaps.request import MethodResult, Request, matching
 from visattn.heatmaps.scaling import FINE
 from visattn.heatmaps.watch.calls import Call
@@ -140,7 +139,7 @@ def relations(request: Request) -> dict[str, Affinities]:
             return
         sizes = [grid.size[0] * grid.size[1] for grid in (queries.grid, keys.grid)]
         if sizes[0] * sizes[1] <= MOST_PAIRS:
-            fused = torch.cat([fuse_heads(each) for each in weights_in_pieces(layer, call)], 2)
+            fused = torch.cat(list(weights_in_pieces(layer, call)), 2)
             related[layer.name] = Affinities(_unwindowed(fused, layer, *sizes), queries.grid.size, keys.grid.size)
 
     with torch.no_grad():
