@@ -1,22 +1,19 @@
 """A ResNet-50 on a whole large image against the same network on four glimpses of it: ratios of work, memory and time.
 
-Run: python benchmarks/glimpses.py [repeats] [side of the image]
+Run: python -m benchmarks.glimpses [repeats] [side of the image]
 """
 
 from __future__ import annotations
 
 import os
-import re
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 import visattn
+from benchmarks.measuring import growth, seconds
 from visattn.counting import count_macs
 
 WHOLE, PARTS = "resnet50", "glimpse_resnet50"
@@ -39,30 +36,11 @@ def prepare(name: str, side: int, *, training: bool) -> Callable[[], object]:
     return step if training else forward
 
 
-def seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def peak() -> float:
-    """Highest resident memory of this process so far, in MiB."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
-
-
-def growth(name: str, side: int, *, training: bool) -> float:
-    """Peak memory above the level with the model and the image loaded, of a first run in a process of its own."""
-    code = (
-        f"import benchmarks.glimpses as b; run = b.prepare({name!r}, {side}, training={training}); "
-        "before = b.peak(); run(); print(b.peak(), before)"
-    )
+def memory(name: str, side: int, *, training: bool) -> float:
+    """Peak memory above the level with the model and the image loaded."""
+    prepared = f"import benchmarks.glimpses as b; run = b.prepare({name!r}, {side}, training={training})"
     # What is freed goes back to the system at once, so that the peak is of memory in use and the same in every run.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    after, before = map(float, result.stdout.split())
-    return after - before
+    return growth(prepared, {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"})
 
 
 def main(repeats: int = 5, side: int = 1024) -> None:
@@ -77,7 +55,7 @@ def main(repeats: int = 5, side: int = 1024) -> None:
     row("multiply-adds", "G", whole, parts)
     for training in (False, True):
         mode = "training step" if training else "inference"
-        row(f"peak memory, {mode}", "MiB", *(growth(name, side, training=training) for name in (WHOLE, PARTS)))
+        row(f"peak memory, {mode}", "MiB", *(memory(name, side, training=training) for name in (WHOLE, PARTS)))
         runs = [prepare(name, side, training=training) for name in (WHOLE, PARTS)]
         for run in runs:
             run()

@@ -1,6 +1,6 @@
 """Patch attention against timm's own on the same model and input: median times of interleaved runs, as a ratio.
 
-Run: python benchmarks/patch_attention.py [repeats]
+Run: python -m benchmarks.patch_attention [repeats]
 """
 
 from __future__ import annotations
@@ -8,21 +8,15 @@ from __future__ import annotations
 import copy
 import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import timm
 import torch
 
 import visattn
+from benchmarks.measuring import seconds
 
 MODELS = ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224")
-
-
-def seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def compare(name: str, repeats: int, *, training: bool) -> float:

@@ -12,7 +12,7 @@ from tests.reference.core import attention as oracle
 from tests.reference.core import distributions as distribution_oracle
 from tests.reference.core import forms as forms_oracle
 from tests.reference.core import scopes as scope_oracle
-from tests.test_memory import LargestTensor
+from tests.tensors import LargestTensor
 from visattn.core import (
     DISTRIBUTIONS,
     SCOPES,

@@ -7,7 +7,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from tests.blocks import array
 from tests.reference.core import scores as oracle
-from visattn.core import SCORES, Attention, scores
+from visattn.core import SCORES, Attention, energies, kernels
 from visattn.core.scores import DotScore
 
 Q, K, DQ, DK = 4, 6, 3, 5
@@ -90,28 +90,28 @@ def test_kernels_have_finite_gradients_where_query_and_key_coincide(name):
 def test_equal_vectors_have_no_distance(norm, dtype):
     x = torch.nn.functional.normalize(torch.randn(2, 7, 64), dim=-1)
     q = (min(norm, 1e4 if dtype == torch.float16 else norm) * x).to(dtype)
-    for function in (scores.distance, scores.squared_distance):
+    for function in (energies.distance, energies.squared_distance):
         assert function(q, q).diagonal(dim1=1, dim2=2).eq(0).all()
         assert function(q.clone().requires_grad_(), q.clone()).diagonal(dim1=1, dim2=2).eq(0).all()
-    energies = SCORES["gaussian"](64)(q, q)
-    assert energies.diagonal(dim1=1, dim2=2).eq(0).all()
-    assert energies.le(0).all()
+    energy = SCORES["gaussian"](64)(q, q)
+    assert energy.diagonal(dim1=1, dim2=2).eq(0).all()
+    assert energy.le(0).all()
 
 
 def test_small_distances_between_large_vectors():
     q = 240 * torch.nn.functional.normalize(torch.randn(5, 64, dtype=torch.float64), dim=-1)
     q, k = q.float(), (q + 1e-3 * torch.randn(5, 64, dtype=torch.float64)).float()
     expected = (q.double()[:, None] - k.double()).norm(dim=-1)
-    torch.testing.assert_close(scores.distance(q, k).double(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(energies.distance(q, k).double(), expected, rtol=1e-5, atol=0)
     a = q.clone().requires_grad_()
-    near = scores.squared_distance(a, k).diagonal()
+    near = energies.squared_distance(a, k).diagonal()
     (gradient,) = torch.autograd.grad(near.sum(), a)
     torch.testing.assert_close(gradient.double(), 2 * (q.double() - k.double()), rtol=0, atol=1e-3)
 
 
 def test_distances_can_be_differentiated_twice():
     q, k = (torch.randn(n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 5))
-    for function in (scores.distance, scores.squared_distance):
+    for function in (energies.distance, energies.squared_distance):
         assert gradcheck(function, (q, k))
         assert gradgradcheck(function, (q, k))
 
@@ -121,37 +121,37 @@ def test_distances_hold_no_differences():
     q, k = (torch.randn(n, 256, requires_grad=True) for n in (64, 65))
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
-        scores.distance(q, k)
+        energies.distance(q, k)
     assert max(saved) <= max(64 * 65, 65 * 256)
 
 
 def test_distances_are_exported():
     class Distance(torch.nn.Module):
         def forward(self, q, k):
-            return scores.distance(q, k)
+            return energies.distance(q, k)
 
     q, k = torch.randn(2, 5, 4), torch.randn(2, 6, 4)
     exported = torch.export.export(Distance(), (q, k)).module()(q, k)
-    torch.testing.assert_close(exported, scores.distance(q, k))
-    assert torch.equal(torch.compile(Distance(), fullgraph=True, backend="eager")(q, k), scores.distance(q, k))
+    torch.testing.assert_close(exported, energies.distance(q, k))
+    assert torch.equal(torch.compile(Distance(), fullgraph=True, backend="eager")(q, k), energies.distance(q, k))
 
 
 def test_the_functions_are_the_modules():
     q, k = torch.randn(Q, DQ), torch.randn(K, DK)
     general, additive = SCORES["general"](DQ, DK), SCORES["additive"](DQ, DK)
-    torch.testing.assert_close(general(q, k), scores.general(q, k, general.w))
-    torch.testing.assert_close(additive(q, k), scores.additive(q, k, additive.w, additive.u, additive.b, additive.v))
+    torch.testing.assert_close(general(q, k), energies.general(q, k, general.w))
+    torch.testing.assert_close(additive(q, k), energies.additive(q, k, additive.w, additive.u, additive.b, additive.v))
     biased = SCORES["biased_general"](DQ, DK)
-    torch.testing.assert_close(biased(q, k), scores.biased_general(q, k, biased.w, biased.b))
-    torch.testing.assert_close(SCORES["scaled_dot"](DQ)(q, q), scores.scaled_dot(q, q))
-    torch.testing.assert_close(SCORES["cosine"](DQ)(q, q), scores.cosine(q, q, 0.1))
+    torch.testing.assert_close(biased(q, k), energies.biased_general(q, k, biased.w, biased.b))
+    torch.testing.assert_close(SCORES["scaled_dot"](DQ)(q, q), energies.scaled_dot(q, q))
+    torch.testing.assert_close(SCORES["cosine"](DQ)(q, q), energies.cosine(q, q, 0.1))
 
 
 def test_concat_equals_additive_with_its_halves():
     concat = SCORES["concat"](DQ, DK)
     q, k = torch.randn(Q, DQ), torch.randn(K, DK)
     w, u = concat.w.split([DQ, DK], dim=1)
-    torch.testing.assert_close(concat(q, k), scores.additive(q, k, w, u, concat.b, concat.v))
+    torch.testing.assert_close(concat(q, k), energies.additive(q, k, w, u, concat.b, concat.v))
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "boxcar", "triangular", "epanechnikov"])
@@ -171,8 +171,8 @@ def test_softmax_over_a_kernel_is_nadaraya_watson(kernel, width):
 
 def test_the_triangular_kernel_is_not_epanechnikov():
     u = torch.tensor([0.0, 0.5, 1.0, 1.5])
-    torch.testing.assert_close(scores.triangular_kernel(u), torch.tensor([1.0, 0.5, 0.0, 0.0]))
-    torch.testing.assert_close(scores.epanechnikov_kernel(u), torch.tensor([0.75, 0.5625, 0.0, 0.0]))
+    torch.testing.assert_close(kernels.triangular_kernel(u), torch.tensor([1.0, 0.5, 0.0, 0.0]))
+    torch.testing.assert_close(kernels.epanechnikov_kernel(u), torch.tensor([0.75, 0.5625, 0.0, 0.0]))
 
 
 @pytest.mark.parametrize("name", SCORES)

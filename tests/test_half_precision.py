@@ -14,7 +14,7 @@ from torch import nn
 import visattn
 from tests.blocks import Case, mask
 from visattn.blocks import block_info
-from visattn.core import DISTRIBUTIONS, SCORES, Attention, entmax15, scores, sparsemax
+from visattn.core import DISTRIBUTIONS, SCORES, Attention, energies, entmax15, sparsemax
 from visattn.core.sampling import draw_log_prob, entropy, gumbel_like
 from visattn.core.scopes import LocalPredictive
 
@@ -182,10 +182,10 @@ def test_vectors_without_length(dtype):
     """The eps of a normalisation is zero in float16."""
     zero = torch.zeros(1, 2, 8, dtype=dtype)
     other = torch.ones(1, 3, 8, dtype=dtype)
-    assert scores.cosine(zero, other).eq(0).all()
+    assert energies.cosine(zero, other).eq(0).all()
     assert Attention(8, score="cosine").to(dtype)(zero, other).isfinite().all()
     small = torch.full((1, 2, 8), 1e-4, dtype=dtype)
-    torch.testing.assert_close(scores.cosine(small, other), torch.ones(1, 2, 3), rtol=0.01, atol=0)
+    torch.testing.assert_close(energies.cosine(small, other), torch.ones(1, 2, 3), rtol=0.01, atol=0)
 
 
 @both_halves

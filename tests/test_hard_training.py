@@ -18,7 +18,7 @@ from visattn.training.settings import Settings
 
 # TensorBoard's and Lightning's own
 pytestmark = [
-    pytest.mark.usefixtures("elsewhere"),
+    pytest.mark.usefixtures("elsewhere", "_few_pictures"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*"),
 ]
 

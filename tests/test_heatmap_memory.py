@@ -8,26 +8,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import visattn
+from tests.tensors import LargestTensor
 from visattn.heatmaps.watch import exactness
 
 SIDE = 42
 TOKENS = SIDE**2 + 1
 SOURCES = (SIDE // 2) ** 2 + 1  # patches are joined four by four
-
-
-class LargestMemory(TorchDispatchMode):
-    """Remembers the largest number of bytes behind any tensor that an operation returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for value in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(value, torch.Tensor) and not value.is_meta:
-                self.bytes = max(self.bytes, value.untyped_storage().nbytes())
-        return result
 
 
 class HeldMemory(TorchDispatchMode):
@@ -58,7 +44,7 @@ def model():
 
 def largest(model, method):
     """Of all tensors of a heatmap; the first one includes those that are needed to know what the tokens are."""
-    with LargestMemory() as memory:
+    with LargestTensor() as memory:
         visattn.explain(model, torch.rand(1, 3, 8 * SIDE, 8 * SIDE), method)
     return memory.bytes
 

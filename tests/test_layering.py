@@ -11,8 +11,9 @@ PACKAGE = Path(__file__).parent.parent / "visattn"
 
 # Top to bottom; a module may import from its own layer and from those below.
 LAYERS = [
-    "__main__", "cli", "training", "examination", "prediction", "heatmaps", "heatmaps/watch", "report", "data",
-    "models", "hard", "blocks", "core", "policy", "counting", "modules", "registry", "files", "listing",
+    "__main__", "cli", "training", "examination", "scoring", "prediction", "opening", "heatmaps", "heatmaps/watch",
+    "report", "data", "models", "hard", "blocks", "core", "policy", "counting", "modules", "registry", "files",
+    "listing",
 ]  # fmt: skip
 
 # Where a package may be imported; packages that are not listed may be imported anywhere.

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import visattn
 from tests.blocks import Case
+from tests.tensors import LargestTensor
 
 # Peak resident memory of one forward and backward pass above the level before it, in MiB.
 MEASURE = """
@@ -46,21 +46,6 @@ def test_a_quarter_of_the_explicit_form():
     explicit, fused = peak_memory("explicit"), peak_memory("fused")
     assert explicit > 150  # one matrix of 3136 x 3136 floats for each of four images: the measure sees them
     assert fused <= explicit / 4, f"{fused:.0f} MiB against {explicit:.0f} MiB"
-
-
-class LargestTensor(TorchDispatchMode):
-    """Remembers the number of elements of the largest tensor that any operation returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for value in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(value, torch.Tensor):
-                self.elements = max(self.elements, value.numel())
-        return result
 
 
 @pytest.mark.parametrize("name", ["nonlocal", "nonlocal_gaussian", "nonlocal_dot", "mhsa", "double"])

@@ -14,7 +14,7 @@ from tests.tiers import mostly_slow
 from visattn.heatmaps import propagation
 from visattn.heatmaps.propagation import Propagation, discard_smallest, fuse_heads
 from visattn.heatmaps.watch.calls import Fused
-from visattn.heatmaps.watch.geometry import Geometry, Grid, Layer, Tokens
+from visattn.heatmaps.watch.layers import Geometry, Grid, Layer, Tokens
 
 TOKENS = Tokens(torch.tensor([[-2, 0, 1]]), Grid((0.0,), (0.0, 1.0)), ((-1, 0),))
 

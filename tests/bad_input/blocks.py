@@ -6,7 +6,7 @@ from torch import nn
 
 import visattn
 from tests.bad_input.case import Call
-from visattn.core import Attention, MultiHeadAttention, scopes, scores
+from visattn.core import Attention, MultiHeadAttention, kernels, scopes, scores
 from visattn.hard import RAM, Scout
 
 
@@ -97,8 +97,8 @@ CASES = [
     Call("attention of text", lambda: Attention("8"), "needs query_dim to be a whole number, got '8'"),
     Call("many heads", lambda: MultiHeadAttention(8.0, heads=2), "needs dim to be a whole number, got 8.0"),
     Call("a score of nothing", lambda: scores.Dot(-1), "Dot needs query_dim above zero, got -1"),
-    Call("a kernel without width", lambda: scores.Gaussian(4, width=float("nan")), "needs width to be a number"),
-    Call("a narrow kernel", lambda: scores.Boxcar(4, width=0), "a kernel needs width above zero, got 0"),
+    Call("a kernel without width", lambda: kernels.Gaussian(4, width=float("nan")), "needs width to be a number"),
+    Call("a narrow kernel", lambda: kernels.Boxcar(4, width=0), "a kernel needs width above zero, got 0"),
     Call("nothing hidden", lambda: scores.Additive(4, hidden=0), "Additive needs hidden above zero, got 0"),
     Call("no keys", lambda: scores.Location(4, num_keys=0), "Location needs num_keys above zero, got 0"),
     Call("a negative radius", lambda: scopes.Local(-1), "a radius cannot be negative, got -1"),

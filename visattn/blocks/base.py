@@ -147,7 +147,7 @@ class TakesMaps:
     def __call__(self, _block: nn.Module, args: tuple[Any, ...]) -> None:
         """Raise before PyTorch does, or where it would not."""
         x = args[0] if args else None
-        if isinstance(x, Proxy) or torch.jit.is_tracing():  # type: ignore[attr-defined]  # it is documented
+        if isinstance(x, Proxy) or torch.jit.is_tracing():  # type: ignore[attr-defined]  # public, but not in __all__
             return
         if not isinstance(x, Tensor):
             raise TypeError(f"block {self.block!r} takes a tensor (B, {self.channels}, H, W), got {type(x).__name__}")

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from visattn.blocks.base import laid_out_like, register_block
 from visattn.core.arguments import Device, DType, positive
 from visattn.core.attention import fused_attention
-from visattn.core.scores import dot
+from visattn.core.energies import dot
 
 
 def resample_offsets(table: Tensor, size: int) -> Tensor:

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from visattn.blocks.base import reduced, register_block
 from visattn.core import Attention
 from visattn.core.arguments import Device, DType
-from visattn.core.scores import dot
+from visattn.core.energies import dot
 
 PAPER = "Wang et al., CVPR 2018, arXiv:1711.07971"
 

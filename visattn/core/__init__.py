@@ -9,6 +9,7 @@ from visattn.core.forms import (
     MultiDimensionalAttention,
     MultiHeadAttention,
 )
+from visattn.core.kernels import Kernel
 from visattn.core.scopes import SCOPES, Scope, View
 from visattn.core.scores import SCORES, DotScore, Score
 
@@ -22,6 +23,7 @@ __all__ = [
     "CoContext",
     "DotScore",
     "HierarchicalAttention",
+    "Kernel",
     "MultiDimensionalAttention",
     "MultiHeadAttention",
     "ParallelCoAttention",

@@ -82,6 +82,16 @@ def whole(value: Any) -> int | None:
         return None
 
 
+def at_least_one(name: str, value: Any) -> int:
+    """A number of something."""
+    number = whole(value)
+    if number is None:
+        raise TypeError(f"{name} is a whole number, got {value!r}")
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+    return number
+
+
 def _choices(hint: Any) -> set[Any]:
     return set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}
 

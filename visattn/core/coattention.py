@@ -39,9 +39,17 @@ class CoContext(NamedTuple):
     weights_b: Tensor
 
 
-def _check_grain(grain: str) -> None:
-    if grain not in ("coarse", "fine"):
-        raise ValueError(f"grain is 'coarse' or 'fine', got {grain!r}")
+class _CoAttention(nn.Module):
+    """Two sources, their features and the width of the hidden layer; both are ``a_dim`` unless given."""
+
+    def __init__(self, a_dim: int, b_dim: int | None, grain: Grain, hidden: int | None) -> None:
+        super().__init__()
+        if grain not in ("coarse", "fine"):
+            raise ValueError(f"grain is 'coarse' or 'fine', got {grain!r}")
+        self.grain = grain
+        self.a_dim = a_dim
+        self.b_dim = a_dim if b_dim is None else b_dim
+        self.hidden = a_dim if hidden is None else hidden
 
 
 def guided(guide_dim: int, key_dim: int, hidden: int, *, device: Device = None, dtype: DType = None) -> Attention:
@@ -86,7 +94,7 @@ class Affinity(nn.Module):
         return CoContext(context_a, context_b, weights_a, weights_b)
 
 
-class ParallelCoAttention(nn.Module):
+class ParallelCoAttention(_CoAttention):
     """Both sources attend to each other at the same time.
 
     Args:
@@ -112,17 +120,13 @@ class ParallelCoAttention(nn.Module):
         device: Device = None,
         dtype: DType = None,
     ) -> None:
-        super().__init__()
-        _check_grain(grain)
-        b_dim = a_dim if b_dim is None else b_dim
-        hidden = a_dim if hidden is None else hidden
+        super().__init__(a_dim, b_dim, grain, hidden)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.grain = grain
         if grain == "fine":
-            self.affinity = Affinity(a_dim, b_dim, hidden, **factory)
+            self.affinity = Affinity(a_dim, self.b_dim, self.hidden, **factory)
         else:
-            self.over_a = guided(b_dim, a_dim, hidden, **factory)
-            self.over_b = guided(a_dim, b_dim, hidden, **factory)
+            self.over_a = guided(self.b_dim, a_dim, self.hidden, **factory)
+            self.over_b = guided(a_dim, self.b_dim, self.hidden, **factory)
 
     def forward(self, a: Tensor, b: Tensor) -> CoContext:
         """Contexts (..., a_dim) and (..., b_dim) with their weights."""
@@ -133,7 +137,7 @@ class ParallelCoAttention(nn.Module):
         return CoContext(*(x.squeeze(-2) for x in (context_a, context_b, weights_a, weights_b)))
 
 
-class AlternatingCoAttention(nn.Module):
+class AlternatingCoAttention(_CoAttention):
     """The sources attend in turn.
 
     Coarse: a is summed up without a guide; that summary guides the look at b; b's context guides a second look at a.
@@ -163,16 +167,12 @@ class AlternatingCoAttention(nn.Module):
         device: Device = None,
         dtype: DType = None,
     ) -> None:
-        super().__init__()
-        _check_grain(grain)
-        b_dim = a_dim if b_dim is None else b_dim
-        hidden = a_dim if hidden is None else hidden
+        super().__init__(a_dim, b_dim, grain, hidden)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.grain = grain
         if grain == "coarse":
-            self.summary = guided(a_dim, a_dim, hidden, **factory)
-        self.over_b = guided(a_dim, b_dim, hidden, **factory)
-        self.over_a = guided(b_dim, a_dim, hidden, **factory)
+            self.summary = guided(a_dim, a_dim, self.hidden, **factory)
+        self.over_b = guided(a_dim, self.b_dim, self.hidden, **factory)
+        self.over_a = guided(self.b_dim, a_dim, self.hidden, **factory)
 
     def forward(self, a: Tensor, b: Tensor) -> CoContext:
         """Contexts and weights; one of each for every element of a when fine."""

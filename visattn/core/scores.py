@@ -1,7 +1,7 @@
 r"""Score functions: how well a key answers a query, :math:`e_{ij} = f(q_i, k_j)`.
 
-Each score exists twice: as a pure function of queries ``(..., Nq, dq)`` and keys ``(..., Nk, dk)`` that returns
-energies ``(..., Nq, Nk)``, and as a thin module that owns the parameters and is known by name.
+Each score exists twice: as a pure function (:mod:`visattn.core.energies`), and as a thin module that owns the
+parameters and is known by name: those below, and the last four of the table in :mod:`visattn.core.kernels`.
 
 =================  ===========================================  ==========================================
 name               energy                                       source
@@ -19,9 +19,6 @@ name               energy                                       source
 ``triangular``     log of max(1 - u, 0)
 ``epanechnikov``   log of 3/4 max(1 - u², 0)                    Epanechnikov 1969
 =================  ===========================================  ==========================================
-
-The last four turn attention into Nadaraya-Watson regression: a softmax over log-kernels is the kernel divided by
-its sum. Some lecture notes call max(1 - |u|, 0) the Epanechnikov kernel; that one is triangular.
 """
 
 from __future__ import annotations
@@ -35,107 +32,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.core.arguments import Device, DType, checked, positive
-from visattn.core.precision import precise, without_autocast
+from visattn.core.energies import additive, concat, dot, location, unit
 from visattn.registry import Registry
-
-
-def dot(query: Tensor, key: Tensor) -> Tensor:
-    """q·k; of half precision, in single: where softmax looks at differences, large energies must not be rounded.
-
-    >>> dot(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]]))
-    tensor([[11., 17.]])
-    """
-    with without_autocast(query.device):
-        return precise(query) @ precise(key).mT
-
-
-def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
-    """q·k / sqrt(d), where d is the number of features of a key."""
-    return dot(query, key) * key.shape[-1] ** -0.5
-
-
-def cosine(query: Tensor, key: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-    """cos(q, k) / temperature; zero where one of them has no length."""
-    return dot(unit(query), unit(key)) / temperature
-
-
-def unit(x: Tensor) -> Tensor:
-    """Vectors of length one, in single precision at least; those without length stay zero."""
-    return F.normalize(precise(x), dim=-1)
-
-
-def general(query: Tensor, key: Tensor, w: Tensor) -> Tensor:
-    """q' W k with W (dq, dk)."""
-    return dot(query @ w, key)
-
-
-def biased_general(query: Tensor, key: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """k' (W q + b) with W (dk, dq)."""
-    return dot(F.linear(query, w, b), key)
-
-
-def additive(query: Tensor, key: Tensor, w: Tensor, u: Tensor, b: Tensor, v: Tensor) -> Tensor:
-    """v' tanh(W q + U k + b); a matrix v (features, hidden) gives one energy per feature."""
-    hidden = torch.tanh((F.linear(query, w, b)).unsqueeze(-2) + F.linear(key, u).unsqueeze(-3))
-    return F.linear(hidden, v) if v.ndim == 2 else hidden @ v  # (..., Nq, Nk[, features])
-
-
-def concat(query: Tensor, key: Tensor, w: Tensor, b: Tensor, v: Tensor) -> Tensor:
-    """v' tanh(W [q; k] + b), computed as the additive score it is equal to."""
-    w_query, w_key = w.split([query.shape[-1], key.shape[-1]], dim=1)
-    return additive(query, key, w_query, w_key, b, v)
-
-
-def location(query: Tensor, key: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """W q + b: depends on the query only; row j of W speaks for key position j."""
-    if key.shape[-2] != w.shape[0]:
-        raise ValueError(f"the location score was built for {w.shape[0]} keys and got {key.shape[-2]}")
-    return F.linear(query, w, b)
-
-
-def squared_distance(query: Tensor, key: Tensor) -> Tensor:
-    """|q - k|² for every pair, exactly zero where they are equal; in single precision at least.
-
-    The values come from differences. The gradient, of any order, is that of |q|² + |k|² - 2 q·k, which needs no memory
-    for the differences, and whose values would be rounding errors where q and k are close.
-    """
-    query, key = precise(query), precise(key)
-    if torch.compiler.is_exporting():  # ONNX has no cdist
-        return (query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)
-    values = torch.cdist(query.detach(), key.detach(), compute_mode="donot_use_mm_for_euclid_dist").square()
-    if not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)):
-        return values
-    middle = key.detach().mean(-2, keepdim=True)  # distances do not change, and rounding errors become smaller
-    query, key = query - middle, key - middle
-    slope = query.square().sum(-1, keepdim=True) + key.square().sum(-1).unsqueeze(-2) - 2 * dot(query, key)
-    return values + (slope - slope.detach())
-
-
-def distance(query: Tensor, key: Tensor) -> Tensor:
-    """|q - k| for every pair, with gradient zero (not infinite) where they coincide."""
-    squared = squared_distance(query, key)
-    same = squared == 0
-    return torch.where(same, 1, squared).sqrt().masked_fill(same, 0)
-
-
-def gaussian_kernel(u: Tensor) -> Tensor:
-    """exp(-u²/2), not divided by its integral."""
-    return torch.exp(-u.square() / 2)
-
-
-def boxcar_kernel(u: Tensor) -> Tensor:
-    """One inside the unit interval, zero outside."""
-    return (u.abs() <= 1).to(u.dtype)
-
-
-def triangular_kernel(u: Tensor) -> Tensor:
-    """max(1 - |u|, 0)."""
-    return (1 - u.abs()).clamp_min(0)
-
-
-def epanechnikov_kernel(u: Tensor) -> Tensor:
-    """3/4 max(1 - u², 0)."""
-    return 0.75 * (1 - u.square()).clamp_min(0)
 
 
 class Score(nn.Module, ABC):
@@ -146,6 +44,8 @@ class Score(nn.Module, ABC):
         key_dim: features of a key; the same as the query's unless given.
     """
 
+    one_length = False  # whether queries and keys must have the same number of features
+
     @checked
     def __init__(
         self, query_dim: int, key_dim: int | None = None, *, device: Device = None, dtype: DType = None
@@ -154,6 +54,11 @@ class Score(nn.Module, ABC):
         self.query_dim = query_dim
         self.key_dim = query_dim if key_dim is None else key_dim
         positive(type(self).__name__, query_dim=self.query_dim, key_dim=self.key_dim)
+        if self.one_length and self.query_dim != self.key_dim:
+            raise ValueError(
+                f"{type(self).__name__} compares vectors of one length, got queries of {self.query_dim} and "
+                f"keys of {self.key_dim} features: use 'general', 'additive' or 'concat'"
+            )
         self._factory: dict[str, Any] = {"device": device, "dtype": dtype}
 
     def _parameter(self, *shape: int, fan_in: int) -> nn.Parameter:
@@ -161,12 +66,11 @@ class Score(nn.Module, ABC):
         bound = fan_in**-0.5
         return nn.Parameter(torch.empty(shape, **self._factory).uniform_(-bound, bound))
 
-    def _same_dims(self) -> None:
-        if self.query_dim != self.key_dim:
-            raise ValueError(
-                f"{type(self).__name__} compares vectors of one length, got queries of {self.query_dim} and "
-                f"keys of {self.key_dim} features: use 'general', 'additive' or 'concat'"
-            )
+    def _hidden(self, hidden: int | None) -> int:
+        """Width of a hidden layer; the keys' unless given."""
+        hidden = self.key_dim if hidden is None else hidden
+        positive(type(self).__name__, hidden=hidden)
+        return hidden
 
     @abstractmethod
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
@@ -193,11 +97,7 @@ class DotScore(Score):
 class Dot(DotScore):
     """q·k."""
 
-    def __init__(
-        self, query_dim: int, key_dim: int | None = None, *, device: Device = None, dtype: DType = None
-    ) -> None:
-        super().__init__(query_dim, key_dim, device=device, dtype=dtype)
-        self._same_dims()
+    one_length = True
 
     def dot_form(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
         """Query and key as they are."""
@@ -218,11 +118,12 @@ class Cosine(DotScore):
     ``log_scale`` is log(1/tau); one value serves all heads.
     """
 
+    one_length = True
+
     def __init__(
         self, query_dim: int, key_dim: int | None = None, *, device: Device = None, dtype: DType = None
     ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
-        self._same_dims()
         self.log_scale = nn.Parameter(torch.full((1,), math.log(10.0), **self._factory))
 
     def dot_form(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -282,8 +183,7 @@ class Additive(Score):
         dtype: DType = None,
     ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
-        hidden = self.key_dim if hidden is None else hidden
-        positive(type(self).__name__, hidden=hidden)
+        hidden = self._hidden(hidden)
         self.w = self._parameter(hidden, self.query_dim, fan_in=self.query_dim)
         self.u = self._parameter(hidden, self.key_dim, fan_in=self.key_dim)
         self.b = self._parameter(hidden, fan_in=self.key_dim)
@@ -308,9 +208,7 @@ class Concat(Score):
         dtype: DType = None,
     ) -> None:
         super().__init__(query_dim, key_dim, device=device, dtype=dtype)
-        hidden = self.key_dim if hidden is None else hidden
-        positive(type(self).__name__, hidden=hidden)
-        both = self.query_dim + self.key_dim
+        hidden, both = self._hidden(hidden), self.query_dim + self.key_dim
         self.w = self._parameter(hidden, both, fan_in=both)
         self.b = self._parameter(hidden, fan_in=both)
         self.v = self._parameter(hidden, fan_in=hidden)
@@ -349,75 +247,6 @@ class Location(Score):
         return location(query, key, self.w, self.b)
 
 
-class Kernel(Score):
-    """Log of a Nadaraya-Watson kernel of u = |q - k| / width; minus infinity where the kernel is zero."""
-
-    @checked
-    def __init__(
-        self,
-        query_dim: int,
-        key_dim: int | None = None,
-        *,
-        width: float = 1.0,
-        device: Device = None,
-        dtype: DType = None,
-    ) -> None:
-        super().__init__(query_dim, key_dim, device=device, dtype=dtype)
-        self._same_dims()
-        positive("a kernel", width=width)
-        self.width = width
-
-    @abstractmethod
-    def kernel(self, u: Tensor) -> Tensor:
-        """The kernel itself, not its logarithm."""
-
-    def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        """Energies (..., Nq, Nk)."""
-        weight = self.kernel(distance(query, key) / self.width)
-        inside = weight > 0
-        return torch.where(inside, weight, 1).log().masked_fill(~inside, -torch.inf)
-
-    def extra_repr(self) -> str:
-        """Width, for print(model)."""
-        return f"{self.query_dim}, width={self.width}"
-
-
-class Gaussian(Kernel):
-    """The Gaussian kernel."""
-
-    def kernel(self, u: Tensor) -> Tensor:
-        """exp(-u²/2)."""
-        return gaussian_kernel(u)
-
-    def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        """Energies -u²/2, without the detour over exp and log that underflows far away."""
-        return squared_distance(query, key) / (-2 * self.width**2)
-
-
-class Boxcar(Kernel):
-    """The boxcar kernel: the mean of all keys within one width."""
-
-    def kernel(self, u: Tensor) -> Tensor:
-        """[u <= 1]."""
-        return boxcar_kernel(u)
-
-
-class Triangular(Kernel):
-    """The triangular kernel."""
-
-    def kernel(self, u: Tensor) -> Tensor:
-        """max(1 - u, 0)."""
-        return triangular_kernel(u)
-
-
-class Epanechnikov(Kernel):
-    """The true Epanechnikov kernel."""
-
-    def kernel(self, u: Tensor) -> Tensor:
-        """3/4 max(1 - u², 0)."""
-        return epanechnikov_kernel(u)
-
-
 SCORES: Registry[type[Score]] = Registry(
     "score",
     {
@@ -429,9 +258,5 @@ SCORES: Registry[type[Score]] = Registry(
         "additive": Additive,
         "concat": Concat,
         "location": Location,
-        "gaussian": Gaussian,
-        "boxcar": Boxcar,
-        "triangular": Triangular,
-        "epanechnikov": Epanechnikov,
     },
 )

@@ -43,7 +43,8 @@ class GlimpseNetwork(nn.Module):
         if number < 2:
             raise ValueError(f"glimpses need a backbone that tells two or more classes apart, got {number}")
         config: Any = backbone.pretrained_cfg
-        self.pretrained_cfg = self.default_cfg = {**config, **around(config, size=scout.size, glimpses=scout.glimpses)}
+        changes = glimpse_config(config, size=scout.size, glimpses=scout.glimpses)
+        self.pretrained_cfg = self.default_cfg = {**config, **changes}
 
     @property
     def num_classes(self) -> int:
@@ -79,7 +80,7 @@ class GlimpseNetwork(nn.Module):
         return self.scout.locations(images, sample=False), (self.scout.size, self.scout.size)
 
 
-def around(config: Mapping[str, Any], *, size: int | None = None, glimpses: int = GLIMPSES) -> dict[str, Any]:
+def glimpse_config(config: Mapping[str, Any], *, size: int | None = None, glimpses: int = GLIMPSES) -> dict[str, Any]:
     """What a network of glimpses changes in timm's configuration of its backbone.
 
     Args:
@@ -87,7 +88,7 @@ def around(config: Mapping[str, Any], *, size: int | None = None, glimpses: int 
         size: side of a crop; that of the backbone's own images unless given.
         glimpses: how many crops there are of an image.
 
-    >>> changes = around({"architecture": "resnet50", "input_size": (3, 224, 224), "classifier": "fc"})
+    >>> changes = glimpse_config({"architecture": "resnet50", "input_size": (3, 224, 224), "classifier": "fc"})
     >>> changes["architecture"], changes["input_size"], changes["classifier"]
     ('glimpse_resnet50', (3, 448, 448), 'backbone.fc')
     """
@@ -101,12 +102,12 @@ def around(config: Mapping[str, Any], *, size: int | None = None, glimpses: int 
         "test_input_size": None,
         "min_input_size": (channels, least, least),
         "pool_size": None,
-        "classifier": _inside(config.get("classifier")),
-        "first_conv": _inside(config.get("first_conv")),
+        "classifier": _in_backbone(config.get("classifier")),
+        "first_conv": _in_backbone(config.get("first_conv")),
     }
 
 
-def _inside(names: Any) -> Any:
+def _in_backbone(names: Any) -> Any:
     if isinstance(names, tuple | list):
-        return tuple(_inside(name) for name in names)
+        return tuple(_in_backbone(name) for name in names)
     return f"backbone.{names}" if names else names

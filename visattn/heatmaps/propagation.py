@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from visattn.heatmaps.watch.cache import on_device
-from visattn.heatmaps.watch.geometry import Geometry, Grid, Layer, Tokens
+from visattn.heatmaps.watch.layers import Geometry, Grid, Layer, Tokens
 
 MOST_SOURCES = 1600
 AT_ONCE = 2**20  # numbers of which a second copy weighs little

@@ -18,13 +18,13 @@ PIECE = 2**19  # numbers of a map that are computed at once: they stay in a proc
 
 
 @contextmanager
-def exactly(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> Iterator[None]:
     """Without autocast, whatever the caller is in, and without a graph."""
     with torch.no_grad(), without_autocast(device):
         yield
 
 
-def pieces(rows: Tensor, columns: int) -> Iterator[slice]:
+def row_slices(rows: Tensor, columns: int) -> Iterator[slice]:
     """Slices over the rows of maps (..., rows, columns), so that each holds a moderate number of their numbers.
 
     Args:

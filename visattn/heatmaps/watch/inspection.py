@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from visattn.heatmaps.watch.cache import remembered, stands_for
+from visattn.heatmaps.watch.cache import cached, note_original
 from visattn.modules import evaluating, sharing_copy, uncompiled, weightless_copy
 
 
 @contextmanager
-def looking(model: nn.Module) -> Iterator[nn.Module]:
+def inspection_copy(model: nn.Module) -> Iterator[nn.Module]:
     """What to run instead of a model: evaluation mode, as written, and with gradients possible.
 
     It is a copy with the same weights: hooks, modes and whatever else a method does to it are not seen by others who
@@ -31,7 +31,7 @@ def looking(model: nn.Module) -> Iterator[nn.Module]:
             _uncompile_parts(own)
             _store_all(own)
             own.register_forward_pre_hook(_with_own_images)
-            stands_for(own, model)
+            note_original(own, model)
             yield own
         else:
             with evaluating(model), uncompiled(model):
@@ -44,7 +44,7 @@ def _with_own_images(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...
     if (
         isinstance(images, Tensor)
         and not images.is_meta
-        and remembered(model, images, "in place", lambda: _leaves_alone(model, images))
+        and cached(model, images, "in place", lambda: _leaves_alone(model, images))
     ):
         return given
     return tuple(each.clone() if isinstance(each, Tensor) else each for each in given)

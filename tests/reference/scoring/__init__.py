@@ -1,0 +1,1 @@
+"""Scores of heatmaps, from their definitions, image by image and step by step."""

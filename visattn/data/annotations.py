@@ -1,0 +1,105 @@
+"""Where objects are in images, as people note it: pictures of masks, or boxes in Pascal VOC's XML."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from xml.parsers import expat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from visattn.data.decode import BadImage, read_image
+from visattn.data.files import EXTENSIONS
+from visattn.files import read_bytes, reason
+from visattn.listing import times
+
+LARGEST_XML = 16_000_000  # bytes
+
+SIDES = ("xmin", "ymin", "xmax", "ymax")
+
+Box = tuple[int, int, int, int]
+
+
+def find_annotations(folder: str | Path) -> dict[str, Path]:
+    """The files of a folder that can tell where objects are, by the name of the image without its extension."""
+    if not os.path.isdir(folder):
+        raise ValueError(f"there is no folder {str(folder)!r} of masks")
+    names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
+    found: dict[str, Path] = {}
+    for name in names:
+        stem, extension = os.path.splitext(name)
+        if extension.lower() == ".xml" or extension.lower() in EXTENSIONS:
+            if stem in found:
+                raise ValueError(f"{str(folder)!r} has two files for {stem!r}: {found[stem].name!r} and {name!r}")
+            found[stem] = Path(folder) / name
+    if not found:
+        raise ValueError(f"{str(folder)!r} holds no masks: pictures or Pascal VOC's .xml, named as the images are")
+    return found
+
+
+def read_annotation(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """(H, W): where the objects of an image of this size are.
+
+    Args:
+        path: a picture of the same size, where whatever is not black is an object; or boxes in Pascal VOC's XML.
+        size: height and width of the image.
+    """
+    if path.suffix.lower() == ".xml":
+        mask = np.zeros(size, bool)
+        for left, top, right, bottom in read_boxes(path):
+            if not (1 <= left <= right <= size[1] and 1 <= top <= bottom <= size[0]):
+                box = (left, top, right, bottom)
+                raise ValueError(f"{str(path)!r}: the box {box} is not in an image of {times(size)} pixels")
+            mask[top - 1 : bottom, left - 1 : right] = True
+        return mask
+    try:
+        picture = read_image(path)
+    except BadImage as error:
+        raise ValueError(f"{error.path}: {error.reason}") from None
+    if picture.shape[:2] != size:
+        raise ValueError(f"{str(path)!r} is {times(picture.shape[:2])}, but its image is {times(size)} pixels")
+    return np.any(picture, axis=2)
+
+
+def read_boxes(path: Path) -> list[Box]:
+    """Left, top, right and bottom of the objects in a file of Pascal VOC's; the first pixel is 1, the last is inside.
+
+    Nothing in the file is expanded or fetched: a document type, which could define entities, is refused.
+    """
+    boxes: list[dict[str, str]] = []
+    where: list[str] = []
+
+    def start(name: str, _attributes: Any) -> None:
+        where.append(name)
+        if where[1:] == ["object", "bndbox"]:
+            boxes.append({})
+
+    def text(content: str) -> None:
+        if where[1:-1] == ["object", "bndbox"]:
+            boxes[-1][where[-1]] = boxes[-1].get(where[-1], "") + content
+
+    def refuse(*_declaration: Any) -> None:
+        raise ValueError(f"{str(path)!r} declares a document type, which is not read")
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = start
+    parser.EndElementHandler = lambda _name: where.pop()
+    parser.CharacterDataHandler = text
+    parser.StartDoctypeDeclHandler = refuse
+    try:
+        parser.Parse(read_bytes(path, LARGEST_XML), True)
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {reason(error)}") from None
+    except expat.ExpatError as error:
+        raise ValueError(f"{str(path)!r} is not XML: {error}") from None
+    return [_box(box, path) for box in boxes]
+
+
+def _box(box: dict[str, str], path: Path) -> Box:
+    try:
+        left, top, right, bottom = (round(float(box[key])) for key in SIDES)
+    except (KeyError, ValueError, OverflowError):
+        raise ValueError(f"{str(path)!r} has a box without four numbers ({', '.join(SIDES)})") from None
+    return left, top, right, bottom

@@ -1,0 +1,92 @@
+"""The inputs of ``predict`` and ``examine``: a model by its path, and images as files, pictures or tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from visattn.modules import underlying, why_refused
+
+if TYPE_CHECKING:
+    from visattn.data.images import InMemory
+    from visattn.data.preparation import Preparation
+    from visattn.models.saving.saved import Trained
+
+Picture: TypeAlias = "str | PathLike[str] | InMemory | Tensor"
+
+
+def open_model(name: str | None, weights: str | None, device: str | torch.device | None) -> tuple[Trained, Preparation]:
+    """Open a model by name or from a path, on its device, with its preprocessing."""
+    from visattn.data.preparation import Preparation
+    from visattn.models.saving.saved import open_trained
+
+    if weights == "":
+        raise ValueError("the path of the model is empty")
+    place = _device(device)
+    trained = open_trained(name, weights)
+    trained.model.to(place)
+    return trained, Preparation.of(trained.model, trained.input)
+
+
+def _device(name: str | torch.device | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.empty(1, device=name).device
+    except Exception as error:  # every kind of device raises its own error
+        raise ValueError(f"device {str(name)!r} cannot be used: {why_refused(error)}") from error
+    if device.type == "meta":
+        raise ValueError("device 'meta' cannot be used: its tensors have no values")
+    return device
+
+
+def image_inputs(
+    images: Picture | Sequence[Picture], model: nn.Module, preparation: Preparation | None
+) -> Iterator[tuple[str | None, Tensor]]:
+    """Yield inputs (C, H, W) one by one, each with its file."""
+    from visattn.data.decode import read_image
+    from visattn.data.images import as_rgb, find_images
+    from visattn.data.preparation import Preparation
+
+    if preparation is not None and not isinstance(preparation, Preparation):
+        raise TypeError(f"preparation must be a Preparation, got {type(preparation).__name__}")
+    every: Any = images if isinstance(images, list | tuple) else [images]
+    for image in every:
+        if isinstance(image, Tensor):
+            yield from ((None, x) for x in _normalised(image))
+            continue
+        preparation = preparation or own_preparation(model)
+        if isinstance(image, str | PathLike):
+            paths, missing = find_images([str(image)])
+            for what, why in missing:
+                raise ValueError(f"{what}: {why}")
+            for path in paths:
+                yield str(path), preparation.batch([read_image(path)])[0]
+        else:
+            yield None, preparation.batch([as_rgb(image)])[0]
+
+
+def _normalised(image: Tensor) -> Iterable[Tensor]:
+    if image.ndim not in (3, 4) or not image.is_floating_point():
+        raise TypeError(
+            f"a tensor must be normalised floating-point numbers (C, H, W) or (B, C, H, W), got {image.dtype} "
+            f"{tuple(image.shape)}; pass pixels as an array"
+        )
+    return image[None] if image.ndim == 3 else image
+
+
+def own_preparation(model: nn.Module) -> Preparation:
+    """Preprocessing of a model according to timm's ``pretrained_cfg``."""
+    from visattn.data.preparation import Preparation
+
+    model = underlying(model)
+    if not getattr(model, "pretrained_cfg", None):
+        raise ValueError(
+            f"{type(model).__name__} does not state its preprocessing (timm's pretrained_cfg): pass preparation=, "
+            "or tensors that are already normalised"
+        )
+    return Preparation.of(model)

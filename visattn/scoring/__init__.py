@@ -1,0 +1,1 @@
+"""Is a heatmap true? Scores of explanations."""
