@@ -13,9 +13,10 @@ package without cloning the repository have the same as ``visattn train``.
 import os
 import sys
 
-from visattn_command import leaving_at_once
+from visattn_command import check_folder, leaving_at_once
 
 if __name__ == "__main__":
+    check_folder("train.py")
     with leaving_at_once(b"stopped before training began: nothing to save\n"):
         from visattn.cli.train import main
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # nothing else is imported from this folder

@@ -22,6 +22,7 @@ AVERAGES = {"exp_avg", "exp_avg_sq", "momentum_buffer"}  # in the state of many 
 # One kernel for the whole step, three times as fast on a CPU. SGD's does not know sharded weights, and none of them
 # can be clipped under fp16's loss scaling.
 FUSED = ("adam", "adamw")
+FIXED = {"alpha", "amsgrad", "betas", "eps", "maximize", "nesterov"}  # what no setting changes
 RECIPE = ("initial_lr", "weight_decay", "momentum")  # what settings say about a group of parameters
 
 
@@ -121,9 +122,8 @@ def apply_recipe(recipes: Sequence[Mapping[str, Any]], optimizer: Optimizer, sch
 
 
 def _agree(saved: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    """Whether a group of parameters is set by the same arguments, pairs where there are pairs."""
-    pairs = [key for key, value in own.items() if isinstance(value, tuple)]
-    return saved.keys() >= own.keys() and all(isinstance(saved[key], tuple) for key in pairs)
+    """Whether a group of parameters is set by the same arguments, with equal values where no setting changes them."""
+    return saved.keys() >= own.keys() and all(saved[key] == own[key] for key in FIXED & own.keys())
 
 
 def _fits(saved: Any, parameter: nn.Parameter | None) -> bool:
@@ -143,6 +143,7 @@ def check_optimizer_state(state: Mapping[str, Any], model: nn.Module, settings: 
     parameters = dict(zip(numbers, (each for group in own for each in group["params"]), strict=False))
     if (
         sizes[0] != sizes[1]
+        or any(callable(getattr(LambdaLR, key, None)) or key == "optimizer" for key in state["lr_schedulers"][0])
         or not all(_agree(old, new) for old, new in zip(saved, own, strict=True))
         or not all(_fits(each, parameters.get(key)) for key, each in state["optimizer_states"][0]["state"].items())
     ):
