@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
@@ -78,6 +79,7 @@ def _is_whole(state: Mapping[str, Any]) -> bool:
         and isinstance(optimizers[0].get("state"), dict)
         and loop.keys() >= PROGRESS
         and all(isinstance(each, dict) for each in loop.values())
+        and not any(callable(getattr(LambdaLR, key, None)) or key == "optimizer" for key in schedulers[0])
         and state["epoch"] >= 0
     )
 

@@ -143,7 +143,6 @@ def check_optimizer_state(state: Mapping[str, Any], model: nn.Module, settings: 
     parameters = dict(zip(numbers, (each for group in own for each in group["params"]), strict=False))
     if (
         sizes[0] != sizes[1]
-        or any(callable(getattr(LambdaLR, key, None)) or key == "optimizer" for key in state["lr_schedulers"][0])
         or not all(_agree(old, new) for old, new in zip(saved, own, strict=True))
         or not all(_fits(each, parameters.get(key)) for key, each in state["optimizer_states"][0]["state"].items())
     ):
