@@ -121,7 +121,8 @@ def test_bad_input(model, change, message):
         visattn.examine(**arguments)
 
 
-def test_images_are_prepared_as_they_are_told_to_be(model, elsewhere):
+@pytest.mark.usefixtures("elsewhere")
+def test_images_are_prepared_as_they_are_told_to_be(model):
     own = own_preparation(model)
     darker = dataclasses.replace(own, mean=(0.9, 0.9, 0.9))
     visattn.save_model(model, "model", classes=["cat", "dog"])
