@@ -1,4 +1,4 @@
-"""Every block can be compiled, exported and run by onnxruntime; by default only a few of them are, since it takes long."""
+"""Every block can be compiled, exported and run by onnxruntime; a plain pytest tries a few, the slow tier all."""
 
 import onnxruntime
 import pytest
@@ -50,7 +50,7 @@ def test_compiles_with_inductor(name, x):
 def test_exports(case, x):
     block = case.build(dtype=torch.float32)
     batch = torch.export.Dim("batch", min=1, max=64)
-    program = torch.export.export(block, (x,), dynamic_shapes=({0: batch},))
+    program = torch.export.export(block, (x,), dynamic_shapes=({0: batch},), strict=False)
     other = torch.randn(5, 16, 7, 5)
     torch.testing.assert_close(program.module()(other), block(other), rtol=1e-4, atol=1e-5)
 

@@ -12,7 +12,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 import visattn
 from tests.survival import SMALL_SWIN
 from visattn.heatmaps import grad_cam, look_at
-from visattn.heatmaps.cam import PACKAGE
+from visattn.heatmaps.methods.cam import PACKAGE
 
 
 def reshape(prefix):

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 import visattn
 from tests.models import model_and_images
 from tests.test_capture import hidden
-from visattn.heatmaps import Missed
+from visattn.heatmaps import MissedAttention
 
 SIX = [f"blocks.{i}.attn" for i in range(6)]
 
@@ -72,10 +72,10 @@ def test_two_different_entries(vit, first, second):
 def test_a_missed_layer_by_every_entry(vit, entry):
     model, images = vit
     hide(model)
-    with pytest.raises(Missed, match=r"'blocks\.3\.attn'"), visattn.capture(model):
+    with pytest.raises(MissedAttention, match=r"'blocks\.3\.attn'"), visattn.capture(model):
         ENTRIES[entry](model, images)
     begun = []
-    with pytest.raises(Missed, match=r"'blocks\.3\.attn'"), visattn.capture(model):
+    with pytest.raises(MissedAttention, match=r"'blocks\.3\.attn'"), visattn.capture(model):
         begun += [ENTRIES[entry](model, images) for _ in range(2)]
     assert not begun  # the second pass did not come to its end
 

@@ -1,8 +1,8 @@
-"""Attention for computer vision: plug-in blocks, any of them in any backbone, trained and made visible."""
+"""Attention for computer vision: plug-in blocks for any backbone, training, and heatmaps."""
 
 from visattn.blocks import create_block, list_blocks, register_block
 from visattn.examination import examine
-from visattn.heatmaps import capture, explain, list_methods
+from visattn.heatmaps import capture, explain, list_methods, register_method
 from visattn.models import attach, attachments, create_model, detach, load_model, load_state_dict, save_model
 from visattn.prediction import predict
 
@@ -24,5 +24,6 @@ __all__ = [
     "load_state_dict",
     "predict",
     "register_block",
+    "register_method",
     "save_model",
 ]

@@ -9,9 +9,9 @@ from tests.bad_input.plugins import plugin
 HUGE = "9" * 5000
 
 CASES = [
-    config("epochs: 1\nepochs: 2\n", "odd.yaml is not YAML: 'epochs' stands there twice (line 2)"),
-    config("trainer: {max_steps: 1, max_steps: 2}\n", "'max_steps' stands there twice (line 1)"),
-    config("model_options: {drop_rate: 0, drop_rate: 1}\n", "'drop_rate' stands there twice"),
+    config("epochs: 1\nepochs: 2\n", "odd.yaml is not YAML: 'epochs' is given twice (line 2)"),
+    config("trainer: {max_steps: 1, max_steps: 2}\n", "'max_steps' is given twice (line 1)"),
+    config("model_options: {drop_rate: 0, drop_rate: 1}\n", "'drop_rate' is given twice"),
     config("<<: {epochs: 3}\n", "unknown key '<<'"),
     config("lr: 1:30\n", "lr: expected float. Got value: 1:30"),
     config("trainer: {max_steps: 1:30}\n", "trainer.max_steps: expected int. Got value: 1:30"),
@@ -27,11 +27,11 @@ CASES = [
     Command("train --lr=1:30.5", "lr: expected float. Got value: 1:30.5", 1),
     Command("train --model-options '{a: 1, a: 2}'", "model_options: expected dict", 1),
     Command("train --name '#1' --data folder --root '#photos'", "there is no folder '#photos'", 1),
-    Command("train --data folder --root '~/nowhere-at-all'", "nowhere-at-all': give the folder of your images", 1),
+    Command("train --data folder --root '~/nowhere-at-all'", "nowhere-at-all'", 1),
     Command("train --resume '~/nowhere-at-all'", "/nowhere-at-all'", 1),
     Command("predict --weights '~/nowhere-at-all' --image a.png", "/nowhere-at-all'"),
     Command(f"heatmap --weights model --image a.png --target {HUGE}", "unknown class '9999"),
-    Command(f"heatmap --weights model --image a.png --heads {HUGE}", "--heads are numbers or all, got '9999"),
+    Command(f"heatmap --weights model --image a.png --heads {HUGE}", "--heads must be numbers or all, got '9999"),
     *(Command(f"heatmap --weights model --image a.png {flag}=--", f"{flag} is empty")
       for flag in ("--layers", "--heads", "--method", "--target", "--out", "--device") if sys.version_info < (3, 13)),
     Command(f"predict --weights model --image a.png --batch-size {10**20}", "--batch-size must be at most 65536"),

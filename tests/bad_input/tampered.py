@@ -2,9 +2,9 @@
 
 from tests.bad_input.trials import optimizer, state
 
-COUNTS = "its counts of steps and epochs do not agree"
-TABLE = "the checkpoint's table of epochs is not what a run writes"
-OTHER = "state of another optimiser"
+COUNTS = "its step and epoch counts do not agree"
+TABLE = "the checkpoint's table of epochs is malformed"
+OTHER = "the optimiser state"
 NAN = float("nan")
 
 
@@ -43,8 +43,8 @@ CASES = [
     loop(COUNTS, lambda progress: progress["epoch_progress"].pop("current")),
     schedule(COUNTS, last_epoch=10**6),
     schedule(COUNTS, last_epoch="x"),
-    schedule("its state is not as Lightning writes it", step=5),
-    schedule("its state is not as Lightning writes it", optimizer=3),
+    schedule("its state is malformed", step=5),
+    schedule("its state is malformed", optimizer=3),
     state(TABLE, lambda content: content["callbacks"].clear()),
     state(TABLE, lambda content: content["callbacks"].update(Record={})),
     state(COUNTS, lambda content: content["callbacks"]["Record"]["rows"].clear()),
@@ -55,7 +55,7 @@ CASES = [
     group(OTHER, betas=(2.0, -1.0)),
     group(OTHER, eps=NAN),
     group(OTHER, maximize=True),
-    optimizer("does not hold the state of a run (KeyError: 'exp_avg')",
+    optimizer("does not contain the state of a run (KeyError: 'exp_avg')",
               lambda saved: [each.pop("exp_avg") for each in saved["state"].values()]),
     state("weights that are not finite numbers (fc.bias)", broken),
     state("weights that are not finite numbers (fc.bias)", broken, "best"),

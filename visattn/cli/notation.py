@@ -35,14 +35,14 @@ class Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - filled below, for this class only
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """A dictionary; a key that stands there twice is an error."""
+        """A dictionary; a key that is given twice is an error."""
         found: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 raise yaml.MarkedYAMLError(None, None, "a key is a word", key_node.start_mark)
             if key in found:
-                raise yaml.MarkedYAMLError(None, None, f"{key!r} stands there twice", key_node.start_mark)
+                raise yaml.MarkedYAMLError(None, None, f"{key!r} is given twice", key_node.start_mark)
             found[key] = self.construct_object(value_node, deep=deep)
         return found
 
@@ -64,9 +64,9 @@ def load(text: str) -> Any:
     depth = 0
     for event in yaml.parse(text, Loader=Loader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise ValueError(f"has an anchor or alias (line {_line(event)}): settings have to be written out")
+            raise ValueError(f"uses an anchor or alias (line {_line(event)}): write the value out")
         if getattr(event, "tag", None) is not None:
-            raise ValueError(f"has a tag, {event.tag!r} (line {_line(event)}): settings are plain values")
+            raise ValueError(f"uses a tag, {event.tag!r} (line {_line(event)}): use plain values")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
             raise ValueError(f"is nested too deeply (line {_line(event)})")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from visattn.core.arguments import whole
 from visattn.heatmaps.watch.calls import Call, Unfused
-from visattn.heatmaps.watch.exactness import exactly
+from visattn.heatmaps.watch.exactness import full_precision
 from visattn.heatmaps.watch.interception import intercepting
 from visattn.heatmaps.watch.passes import computes_attention, layer_names
 from visattn.registry import suggest
@@ -53,7 +53,7 @@ class Maps(Mapping[str, Tensor]):
     def _form(self, name: str) -> Tensor:
         if name not in self._weights:
             call = self._calls[name]
-            with exactly(call.output.device):
+            with full_precision(call.output.device):
                 weights = call.weights()
             own = weights.untyped_storage()._cdata != call.leaf().untyped_storage()._cdata
             self._weights[name] = weights if own else weights.detach().clone()
@@ -107,7 +107,7 @@ class Maps(Mapping[str, Tensor]):
                     "images or weights that require gradients, and without reentrant checkpointing"
                 )
         found = torch.autograd.grad(score, leaves, retain_graph=True, allow_unused=True)
-        with exactly(score.device):
+        with full_precision(score.device):
             return {
                 name: torch.zeros_like(self[name]) if gradient is None else call.gradient(gradient)
                 for (name, call), gradient in zip(calls.items(), found, strict=True)
@@ -174,7 +174,7 @@ def capture(model: nn.Module, layers: str | int | Sequence[str | int] | None = N
 
     The output does not change, fused attention stays on, and nothing of the model is touched; passes of other threads
     through the same model are neither seen nor disturbed. A layer with attention that ran but could not be seen raises
-    :class:`Missed`. A compiled model runs as it was written.
+    :class:`MissedAttention`. A compiled model runs as it was written.
 
     A pass begins with a call of the model. Instead of the model, a method of it (``model.forward_features(x)``) or some
     of its modules may be called (``model.blocks[0](x)``); such calls together make one pass, until a layer attends that

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from visattn.heatmaps.affinities import Affinities
+from visattn.heatmaps.explaining import attention_heads, explain, relate
 from visattn.heatmaps.explanation import Explanation
-from visattn.heatmaps.gates import Affinities
-from visattn.heatmaps.methods import attention_heads, explain, relate
 from visattn.heatmaps.request import class_scores
 from visattn.heatmaps.targets import class_names, number_of_classes
 from visattn.listing import evenly

@@ -1,4 +1,4 @@
-"""The model and the images that a method is given: checked, unwrapped, as a batch; and as a person sees them."""
+"""The model and the images that a method is given: checked, inspectable, as a batch; and as a person sees them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from visattn.listing import times
-from visattn.modules import why_refused
-
-PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+from visattn.modules import underlying, why_refused
 
 
-def as_written(model: nn.Module) -> nn.Module:
-    """The module inside what ``torch.compile`` or a wrapper for training on many devices returns."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"a network is needed, got {type(model).__name__}")
+def inspectable(model: nn.Module) -> nn.Module:
+    """The network to look into, without what compilation or training on many devices put around it."""
+    model = underlying(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError("a scripted or traced network cannot be looked into: give the network from before torch.jit")
-    inner = model.module if isinstance(model, PARALLEL) else getattr(model, "_orig_mod", model)
-    if isinstance(inner, nn.Module) and inner is not model:
-        return as_written(inner)
     if any(parameter.is_inference() for parameter in model.parameters()):
         raise ValueError(
             "the model was built inside torch.inference_mode(), so that nothing can be differentiated: build it outside"

@@ -89,7 +89,7 @@ def class_scores(model: nn.Module, output: Any) -> Tensor | None:
     return output if is_vector and getattr(model, "num_classes", None) != 0 else None
 
 
-def matching(wanted: str, known: Mapping[str, T], kind: str) -> T:
+def entry_named(wanted: str, known: Mapping[str, T], kind: str) -> T:
     """An entry by name; an unknown one raises and names the closest."""
     if wanted not in known:
         raise ValueError(f"unknown {kind} {wanted!r}: {suggest(wanted, known)}")

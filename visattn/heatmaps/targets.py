@@ -12,7 +12,7 @@ from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
 from visattn.heatmaps.request import class_scores
-from visattn.heatmaps.watch.cache import remembered
+from visattn.heatmaps.watch.cache import cached
 from visattn.models.saving.card import shown
 from visattn.registry import suggest
 
@@ -27,7 +27,7 @@ def number_of_classes(model: nn.Module, images: Tensor) -> int:
             scores = class_scores(model, model(images[:1]))
         return 0 if scores is None else scores.shape[1]
 
-    return remembered(model, images, "classes", count)
+    return cached(model, images, "classes", count)
 
 
 def class_names(number: int, model: nn.Module | None = None) -> tuple[str, ...] | None:

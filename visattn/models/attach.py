@@ -31,14 +31,13 @@ from visattn.models.wrapping import (
     Attached,
     ImageShape,
     attachments,
-    inside,
     put_behind,
     replace_slot,
     take_away,
     unwrap,
     watched_image,
 )
-from visattn.modules import evaluating, why_refused
+from visattn.modules import evaluating, underlying, why_refused
 from visattn.registry import suggest
 
 Init = Literal["identity", "paper"]
@@ -153,7 +152,7 @@ def _changeable(model: nn.Module) -> nn.Module:
     """The network inside a compiled or replicated one; those that cannot be changed any more raise."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"attach takes a network, got {type(model).__name__}; to build one by name: create_model")
-    network = inside(model)
+    network = underlying(model)
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         raise ValueError("blocks go in and out before DistributedDataParallel: it shares the gradients it began with")
     if isinstance(network, torch.jit.ScriptModule):

@@ -18,7 +18,7 @@ from torch import nn
 from visattn.blocks import block_info, list_blocks
 from visattn.blocks.base import RESERVED
 from visattn.core.arguments import whole
-from visattn.hard.glimpses import PREFIX, GlimpseNetwork, around
+from visattn.hard.glimpses import PREFIX, GlimpseNetwork, glimpse_config
 from visattn.hard.ram import RAM
 from visattn.hard.scout import Scout
 from visattn.models.attach import Init, attach_at, choose, survey_places
@@ -90,7 +90,7 @@ def model_config(name: str) -> PretrainedCfg | None:
             known = [each.partition(".")[2] for each in timm.list_pretrained(f"{architecture}.*")]
             raise ValueError(f"unknown weights {shown(tag)} of {architecture!r}: {suggest(tag, known)}") from None
     config = model_config(base.removeprefix(PREFIX))
-    return config and replace(config, **around(config.to_dict()))
+    return config and replace(config, **glimpse_config(config.to_dict()))
 
 
 def attentions() -> list[str]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.models.layout import Place, in_format_of, scaled_grid
+from visattn.modules import underlying
 
 log = logging.getLogger("visattn")
 
@@ -259,19 +260,6 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module._wrapped if isinstance(module, WithAttention) else module
 
 
-def inside(model: nn.Module) -> nn.Module:
-    """A network itself, out of what ``torch.compile``, `DataParallel` and `DistributedDataParallel` put around it."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"a network is needed, got {type(model).__name__}")
-    while True:
-        if "_orig_mod" in model._modules:  # asking for the type would import the compiler
-            model = model.get_submodule("_orig_mod")
-        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = model.module
-        else:
-            return model
-
-
 def wrappers(model: nn.Module) -> dict[str, WithAttention]:
     """Every wrapper in a network, by the name of what it wraps."""
     return {plain_name(name): module for name, module in model.named_modules() if isinstance(module, WithAttention)}
@@ -279,7 +267,7 @@ def wrappers(model: nn.Module) -> dict[str, WithAttention]:
 
 def attachments(model: nn.Module) -> dict[str, Attached]:
     """The attached blocks of a network in its own order, by place; a second one at a place has ``#2`` behind it."""
-    model = inside(model)
+    model = underlying(model)
     found = {
         name if number == 0 else f"{name}#{number + 1}": attached
         for name, wrapper in wrappers(model).items()

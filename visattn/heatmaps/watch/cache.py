@@ -23,7 +23,7 @@ _originals: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # copy -> w
 _copies: Any = WeakTensorKeyDictionary()
 
 
-def remembered(model: nn.Module, images: Tensor, what: str, find: Callable[[], T]) -> T:
+def cached(model: nn.Module, images: Tensor, what: str, find: Callable[[], T]) -> T:
     """The result of a function that depends on nothing but the structure of a model and the size of its images."""
     model = original(model)
     known = _known.setdefault(model, {})
@@ -34,7 +34,7 @@ def remembered(model: nn.Module, images: Tensor, what: str, find: Callable[[], T
     return known[key]
 
 
-def stands_for(copied: nn.Module, model: nn.Module) -> None:
+def note_original(copied: nn.Module, model: nn.Module) -> None:
     """Say that one network is a copy of the other, of which the same is true."""
     _originals[copied] = weakref.ref(model)
 

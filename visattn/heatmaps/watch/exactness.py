@@ -14,17 +14,17 @@ from torch import Tensor
 
 from visattn.core.precision import without_autocast
 
-PIECE = 2**18  # numbers of a map that are computed at once: they stay in a processor's cache
+PIECE = 2**19  # numbers of a map that are computed at once: they stay in a processor's cache
 
 
 @contextmanager
-def exactly(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> Iterator[None]:
     """Without autocast, whatever the caller is in, and without a graph."""
     with torch.no_grad(), without_autocast(device):
         yield
 
 
-def pieces(rows: Tensor, columns: int) -> Iterator[slice]:
+def row_slices(rows: Tensor, columns: int) -> Iterator[slice]:
     """Slices over the rows of maps (..., rows, columns), so that each holds a moderate number of their numbers.
 
     Args:

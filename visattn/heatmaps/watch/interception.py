@@ -31,7 +31,8 @@ from torch.overrides import TorchFunctionMode
 
 from visattn.heatmaps.watch.cache import original
 from visattn.heatmaps.watch.calls import Call, Divided, Unfused, flexible_call, fused_call
-from visattn.heatmaps.watch.lineage import Lineages, Step, Use
+from visattn.heatmaps.watch.descent import Step, Use
+from visattn.heatmaps.watch.lineage import Lineages
 from visattn.heatmaps.watch.passes import Passes
 from visattn.modules import eagerly
 
@@ -138,15 +139,20 @@ class Interception(TorchFunctionMode):
 
     def _multi_head(self, args: Any, kwargs: Any) -> Any:
         """torch's own layer: watch what it does inside, where it asks nobody whether he wants to watch."""
-        function: Any = F.multi_head_attention_forward
-        inside = FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda _: False})
-        inside.__defaults__, inside.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        function = F.multi_head_attention_forward
         self.heads = inspect.signature(function).bind(*args, **kwargs).arguments["num_heads"]
         try:
             with self:
-                return inside(*args, **kwargs)
+                return watched_inside(function)(*args, **kwargs)
         finally:
             self.heads = None
+
+
+def watched_inside(function: Any) -> Callable[..., Any]:
+    """A function of torch that does not offer itself as a whole to those who watch, but does what it does inside."""
+    inside = FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda _: False})
+    inside.__defaults__, inside.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return inside
 
 
 def _then_split(view: Callable[[Tensor], Tensor], heads: int) -> Callable[[Tensor], Tensor]:

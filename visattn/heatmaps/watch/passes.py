@@ -25,7 +25,7 @@ HEADS = ("num_heads", "n_heads", "heads")
 PROJECTION = re.compile(r"(to_|in_)?(qkv|kv|q|query|wq)(_?(proj|conv|projection))?")
 
 
-class Missed(RuntimeError):  # noqa: N818 - read as prose: except Missed
+class MissedAttention(RuntimeError):  # noqa: N818 - read as prose: except MissedAttention
     """A layer with attention ran, but its weights could not be seen."""
 
 
@@ -120,12 +120,12 @@ class Passes:
         self._ran = {name: each for name, each in self._ran.items() if name not in ran}
         hidden, self._hidden = self._hidden, {}
         for name, what in hidden.items():
-            raise Missed(f"{name!r} {what}")
+            raise MissedAttention(f"{name!r} {what}")
         for name, (module, call) in ran.items():
             seen = [each for each in self._seen if self._seen[each] == call]
             inside = any(each == name or each.startswith(f"{name}.") for each in seen) or not name
             if not inside and computes_attention(module):
-                raise Missed(
+                raise MissedAttention(
                     f"{name!r} ({type(module).__name__}) ran, but its attention weights were not seen: it has no "
                     "softmax that is multiplied by values, or hides it from torch functions"
                 )

@@ -34,8 +34,7 @@ from visattn.models.plugins import changed_plugins, check_plugins
 from visattn.models.saving.card import CARD, check_card, read_card, shown
 from visattn.models.saving.description import build, describe, title
 from visattn.models.saving.weights import read_weights
-from visattn.models.wrapping import inside
-from visattn.modules import evaluating, uncompiled
+from visattn.modules import evaluating, uncompiled, underlying
 
 WEIGHTS = "model.safetensors"
 
@@ -87,7 +86,7 @@ def save_model(
     >>> [each["at"] for each in card["attachments"]]
     ['blocks.0', 'blocks.2']
     """
-    model = inside(model)
+    model = underlying(model)
     folder = _named(folder)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError("the model is on the meta device, where weights have no values")

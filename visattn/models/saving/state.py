@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from visattn.listing import first_few
 from visattn.models.saving.weights import INSIDE
-from visattn.models.wrapping import NAME, inside
+from visattn.models.wrapping import NAME
+from visattn.modules import underlying
 
 PREFIXES = ("module.", "_orig_mod.", "model.")  # of DistributedDataParallel, torch.compile, Lightning
 
@@ -58,7 +59,7 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> LoadRepo
     model, and anything else that does not fit, raises, and then no weight has changed. Weights below ``state_dict``,
     ``model`` and the like, and keys that begin with ``module.``, ``model.`` or ``_orig_mod.``, are understood.
     """
-    model = inside(model)
+    model = underlying(model)
     own = model.state_dict()
     if any(isinstance(value, Tensor) and value.is_meta for value in own.values()):
         raise ValueError("the model is on the meta device, where weights have no values: model.to_empty(device=...)")

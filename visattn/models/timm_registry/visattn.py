@@ -20,7 +20,7 @@ from torch import nn
 
 from visattn.blocks import list_blocks
 from visattn.hard import RAM
-from visattn.hard.glimpses import PREFIX, around
+from visattn.hard.glimpses import PREFIX, glimpse_config
 from visattn.models.names import create_model, registered
 from visattn.models.resnet import BOUND
 from visattn.registry import suggest
@@ -129,5 +129,5 @@ for _base in GLIMPSES:
         f"{PREFIX}{_base}",
         _base,
         f"timm's {_base} on a few crops of a large image.",
-        changes=lambda entry: around(entry.to_dict()),
+        changes=lambda entry: glimpse_config(entry.to_dict()),
     )

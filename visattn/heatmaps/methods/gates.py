@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,30 +10,46 @@ from torch import Tensor, nn
 from visattn.blocks.base import BLOCKS, Gate
 from visattn.blocks.hard import Sampled
 from visattn.core.precision import precise
-from visattn.heatmaps.attention import watching, weights_in_pieces
-from visattn.heatmaps.propagation import fuse_heads
-from visattn.heatmaps.request import MethodResult, Request, matching
+from visattn.heatmaps.affinities import Affinities, affinities
+from visattn.heatmaps.methods.base import register_method
+from visattn.heatmaps.request import MethodResult, Request, entry_named
 from visattn.heatmaps.scaling import FINE
-from visattn.heatmaps.watch.calls import Call
-from visattn.heatmaps.watch.geometry import Layer, geometry
 from visattn.models.patch import Patch
 from visattn.models.wrapping import attachments, plain_name
 
-MOST_PAIRS = 4_000_000  # queries times keys, beyond which nobody wants to see all of them
+
+def why_no_gates(model: nn.Module, images: Tensor) -> str | None:
+    """Why there are no gates to show; None if there are."""
+    del images
+    if blocks_of(model) or _has_patches(model):
+        return None
+    if attachments(model):
+        return "its blocks do not say what they attend to: they have no method attention(x)"
+    return "it has no visattn block: visattn.attach puts one in"
 
 
-@dataclass(frozen=True)
-class Affinities:
-    """What every query place takes from every key place, heads averaged.
+@register_method("gates", why_not=why_no_gates, looks_at_layers=True, of_class=False)
+def gates(request: Request, *, layer: str | None = None) -> MethodResult:
+    """The map that a block applied.
+
+    Channel gates are in ``extra["channels"]`` by block, (B, C); affinities in ``extra["relations"]``.
 
     Args:
-        weights: (B, queries, keys), both in row order.
-        query_grid, key_grid: height and width.
+        request: model and images.
+        layer: name of the block; the last one with a spatial map of at least 7x7 unless given.
     """
-
-    weights: Tensor
-    query_grid: tuple[int, int]
-    key_grid: tuple[int, int]
+    with torch.no_grad():
+        maps, channels, related = _gates(request)
+        related = {**related, **(affinities(request) if _has_patches(request.model) else {})}
+    for name, relation in related.items():
+        maps.setdefault(name, relation.weights.mean(1).unflatten(1, relation.key_grid))
+    extra = {"channels": channels, "relations": related}
+    if not maps:  # channel gates are the same at every place
+        return MethodResult(torch.ones(len(request.images), 1, 1), tuple(channels), extra=extra)
+    if layer is None:
+        fine = [name for name, each in maps.items() if min(each.shape[-2:]) >= FINE]
+        layer = fine[-1] if fine else list(maps)[-1]
+    return MethodResult(entry_named(layer, maps, "block with a spatial map"), (layer,), extra=extra)
 
 
 def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -48,39 +63,6 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
             found[plain_name(name)] = module
             taken.update(module.modules())  # a block's own parts are shown by the block
     return {name: block for name, block in found.items() if callable(getattr(block, "attention", None))}
-
-
-def why_no_gates(model: nn.Module, images: Tensor) -> str | None:
-    """Why there are no gates to show; None if there are."""
-    del images
-    if blocks_of(model) or any(isinstance(module, Patch) for module in model.modules()):
-        return None
-    if attachments(model):
-        return "its blocks do not say what they attend to: they have no method attention(x)"
-    return "it has no visattn block: visattn.attach puts one in"
-
-
-def gates(request: Request, *, layer: str | None = None) -> MethodResult:
-    """The map that a block applied.
-
-    Channel gates are in ``extra["channels"]`` by block, (B, C); affinities in ``extra["relations"]``.
-
-    Args:
-        request: model and images.
-        layer: name of the block; the last one with a spatial map of at least 7x7 unless given.
-    """
-    with torch.no_grad():
-        maps, channels, related = _gates(request)
-        related = {**related, **(relations(request) if _has_patches(request.model) else {})}
-    for name, relation in related.items():
-        maps.setdefault(name, relation.weights.mean(1).unflatten(1, relation.key_grid))
-    extra = {"channels": channels, "relations": related}
-    if not maps:  # channel gates are the same at every place
-        return MethodResult(torch.ones(len(request.images), 1, 1), tuple(channels), extra=extra)
-    if layer is None:
-        fine = [name for name, each in maps.items() if min(each.shape[-2:]) >= FINE]
-        layer = fine[-1] if fine else list(maps)[-1]
-    return MethodResult(matching(layer, maps, "block with a spatial map"), (layer,), extra=extra)
 
 
 def _has_patches(model: nn.Module) -> bool:
@@ -127,33 +109,3 @@ def _pooled(keys: int, size: tuple[int, int]) -> tuple[int, int]:
         if grid[0] * grid[1] == keys:
             return grid
     return (1, keys)
-
-
-def relations(request: Request) -> dict[str, Affinities]:
-    """What every patch attends to in each attention layer between patches, by name; very large ones are left out."""
-    found = geometry(request.model, request.images)
-    related: dict[str, Affinities] = {}
-
-    def note(layer: Layer, call: Call) -> None:
-        queries, keys = layer.queries, layer.keys
-        if queries.grid is None or keys.grid is None:
-            return
-        sizes = [grid.size[0] * grid.size[1] for grid in (queries.grid, keys.grid)]
-        if sizes[0] * sizes[1] <= MOST_PAIRS:
-            fused = torch.cat([fuse_heads(each) for each in weights_in_pieces(layer, call)], 2)
-            related[layer.name] = Affinities(_unwindowed(fused, layer, *sizes), queries.grid.size, keys.grid.size)
-
-    with torch.no_grad():
-        request.run(watching(request, found, note))
-    return related
-
-
-def _unwindowed(fused: Tensor, layer: Layer, queries: int, keys: int) -> Tensor:
-    """(B, queries, keys) over the whole grids, the mean where windows overlap."""
-    whole = fused.new_zeros(len(fused), queries * keys)
-    rows, columns = layer.queries.index.to(fused.device), layer.keys.index.to(fused.device)
-    patches = (rows >= 0)[:, :, None] & (columns >= 0)[:, None]  # (windows, Nq, Nk)
-    position = (rows[:, :, None] * keys + columns[:, None])[patches]
-    whole.index_add_(1, position, fused[:, patches])
-    asked = torch.bincount(rows[rows >= 0], minlength=queries).clamp(min=1)
-    return whole.unflatten(1, (queries, keys)) / asked[:, None]

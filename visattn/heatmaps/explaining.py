@@ -1,90 +1,24 @@
-"""All methods by name, which of them fit a model, and how to run one."""
+"""Run a method on a model and images, and see which methods fit."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from visattn.core.arguments import numbers
-from visattn.hard.glimpses import GlimpseNetwork
-from visattn.heatmaps import attention, baselines, cam, gates, glimpses
+from visattn.heatmaps.affinities import Affinities, affinities
 from visattn.heatmaps.explanation import Explanation
-from visattn.heatmaps.inputs import as_batch, as_written, displayable, refusals_explained
-from visattn.heatmaps.request import MethodResult, Request
+from visattn.heatmaps.inputs import as_batch, displayable, inspectable, refusals_explained
+from visattn.heatmaps.methods import METHODS
+from visattn.heatmaps.methods.attention import every_head
+from visattn.heatmaps.request import Request
 from visattn.heatmaps.scaling import to_heatmap
 from visattn.heatmaps.targets import Target, check_names, class_names, number_of_classes, resolve
-from visattn.heatmaps.watch.inspection import looking
-from visattn.heatmaps.watch.passes import Missed
+from visattn.heatmaps.watch.inspection import inspection_copy
+from visattn.missing import saying_what_to_install
 from visattn.models.attach import example_images
-from visattn.registry import Registry, suggest
-
-Why = Callable[[nn.Module, Tensor], str | None]
-
-
-def _fits(model: nn.Module, images: Tensor) -> None:
-    del model, images
-
-
-def _of_whole_images(why: Why) -> Why:
-    """For methods that look at layers: these must be given whole images."""
-
-    def why_not(model: nn.Module, images: Tensor) -> str | None:
-        if isinstance(model, GlimpseNetwork):
-            return "its layers see crops and never the whole image: explain model.backbone on a crop"
-        return why(model, images)
-
-    return why_not
-
-
-def _why_no_cam(model: nn.Module, images: Tensor) -> str | None:
-    try:
-        cam.look_at(model, images)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-@dataclass(frozen=True)
-class Method:
-    """A way to make heatmaps.
-
-    Args:
-        run: from a request to a result; keyword arguments are options.
-        why_not: why it does not fit a model, if so.
-        of_class: whether the heatmap is about a class; if not, it is the same for all, and the model needs none.
-    """
-
-    run: Callable[..., MethodResult]
-    why_not: Why = _fits
-    of_class: bool = True
-
-
-METHODS: Registry[Method] = Registry(
-    "method",
-    {
-        "attention": Method(attention.attention, _of_whole_images(attention.why_no_attention), of_class=False),
-        "rollout": Method(attention.rollout, _of_whole_images(attention.why_no_rollout), of_class=False),
-        "grad_rollout": Method(attention.grad_rollout, _of_whole_images(attention.why_no_rollout)),
-        "chefer": Method(attention.chefer, _of_whole_images(attention.why_no_rollout)),
-        "legrad": Method(attention.legrad, _of_whole_images(attention.why_no_legrad)),
-        **{
-            name: Method(partial(cam.cam, method=name), _of_whole_images(_why_no_cam), of_class=name != "eigencam")
-            for name in cam.PACKAGE
-        },
-        "gates": Method(gates.gates, _of_whole_images(gates.why_no_gates), of_class=False),
-        "glimpses": Method(glimpses.glimpses, glimpses.why_no_glimpses, of_class=False),
-        "random": Method(baselines.random, of_class=False),
-        "center": Method(baselines.center, of_class=False),
-        "edge": Method(baselines.edge, of_class=False),
-        "input_gradient": Method(baselines.input_gradient),
-    },
-)
 
 
 class MethodList(list[str]):
@@ -114,22 +48,14 @@ def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
     >>> "gradcam" in methods, methods.reasons["rollout"]
     (True, 'the model has no attention between tokens')
     """
-    model = as_written(model)
+    model = inspectable(model)
     images = as_batch(model, next(iter(example_images(model))) if example is None else example)
     advice = ": give example=, a batch of images that it accepts" if example is None else ""
-    with looking(model) as model, refusals_explained(model, images, advice):
-        return MethodList({name: _why_not(METHODS[name], model, images) for name in METHODS})
+    with inspection_copy(model) as model, refusals_explained(model, images, advice):
+        return MethodList({name: METHODS[name].reason_against(model, images) for name in METHODS})
 
 
-def _why_not(method: Method, model: nn.Module, images: Tensor) -> str | None:
-    if method.of_class and number_of_classes(model, images) == 0:
-        return "it explains a class, and the model has none: give it a classifier, or choose a method without classes"
-    try:
-        return method.why_not(model, images)
-    except Missed as error:
-        return str(error)
-
-
+@saying_what_to_install()
 def explain(
     model: nn.Module,
     x: Tensor,
@@ -165,14 +91,14 @@ def explain(
     if not isinstance(method, str):
         raise TypeError(f"method is one name, got {method!r}")
     chosen = METHODS[method]
-    options = check_options(method, options)
-    model = as_written(model)
+    options = chosen.check_options(method, options)
+    model = inspectable(model)
     images = as_batch(model, x)
     if images.is_meta:
         raise ValueError("the model is on the meta device, where tensors have no numbers")
     check_names(classes)
-    with looking(model) as model, refusals_explained(model, images):
-        reason = _why_not(chosen, model, images)
+    with inspection_copy(model) as model, refusals_explained(model, images):
+        reason = chosen.reason_against(model, images)
         if reason is not None:
             raise ValueError(f"{method} does not work on this {type(model).__name__}: {reason}")
         request = Request(model, images, frames=frames)
@@ -211,16 +137,16 @@ def _probability(request: Request) -> tuple[float, ...] | None:
     return tuple(request.logits.float().softmax(1).gather(1, request.target[:, None])[:, 0].tolist())
 
 
-def relate(model: nn.Module, x: Tensor) -> dict[str, gates.Affinities]:
+def relate(model: nn.Module, x: Tensor) -> dict[str, Affinities]:
     """What every patch attends to, in each attention layer between patches, by the layer's name.
 
     Args:
         model, x: as in :func:`explain`.
     """
-    model = as_written(model)
+    model = inspectable(model)
     images = as_batch(model, x)
-    with looking(model) as model, refusals_explained(model, images):
-        return gates.relations(Request(model, images))
+    with inspection_copy(model) as model, refusals_explained(model, images):
+        return affinities(Request(model, images))
 
 
 def attention_heads(
@@ -233,20 +159,8 @@ def attention_heads(
         layers: names or numbers; all with patches unless given.
         heads: numbers; all unless given.
     """
-    model = as_written(model)
+    model = inspectable(model)
     images = as_batch(model, x)
-    with looking(model) as model, refusals_explained(model, images):
-        maps = attention.every_head(Request(model, images), layers, heads)
+    with inspection_copy(model) as model, refusals_explained(model, images):
+        maps = every_head(Request(model, images), layers, heads)
     return {key: to_heatmap(each, (images.shape[-2], images.shape[-1])) for key, each in maps.items()}
-
-
-def check_options(method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a method, with plain numbers; one that it does not have raises."""
-    function = METHODS[method].run
-    parameters = inspect.signature(function).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "method"]
-    for name in options:
-        if name not in known:
-            hint = suggest(name, known) if known else "it has none"
-            raise TypeError(f"method {method!r} has no option {name!r}: {hint}")
-    return numbers(f"method {method!r}", function, options)

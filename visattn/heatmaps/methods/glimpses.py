@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from visattn.heatmaps.methods.base import register_method
 from visattn.heatmaps.request import MethodResult, Request
 
 
@@ -30,6 +31,7 @@ def why_no_glimpses(model: nn.Module, images: Tensor) -> str | None:
     return "it does not take glimpses of the image (what a hard block chose is among the gates)"
 
 
+@register_method("glimpses", why_not=why_no_glimpses, of_class=False)
 def glimpses(request: Request) -> MethodResult:
     """How often each pixel was looked at; the path is in ``extra["fixations"]`` and ``extra["glimpse"]``."""
     model = request.model
