@@ -1,6 +1,6 @@
-"""The ``visattn`` command, while everything is still being imported, which takes seconds.
+"""Entry point of the ``visattn`` command, in charge while imports run, which takes seconds.
 
-It is a module beside the package, since whatever is in the package comes after ``import visattn``.
+It is outside the package, because anything inside runs only after ``import visattn``.
 """
 
 import os
@@ -13,7 +13,7 @@ from types import FrameType
 
 @contextmanager
 def leaving_at_once(last_words: bytes = b"") -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the process without a word, or with these."""
+    """Let Ctrl-C and SIGTERM end the process at once, after writing ``last_words``."""
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         os.write(sys.stderr.fileno(), last_words)

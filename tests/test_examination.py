@@ -105,13 +105,13 @@ def test_progress_can_be_shown(model):
         ({"methods": "rolout"}, "did you mean 'rollout'"),
         ({"out": ""}, "the name of the folder is empty"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"device": "cpu"}, "stays where it is"),
+        ({"device": "cpu"}, "move this model yourself"),
         ({"target": "cow"}, "cannot be found by name"),
         ({"layers": [9]}, "has 6 attention layers"),
-        ({"model": 5}, "the model is a network"),
+        ({"model": 5}, "the model must be a network"),
         ({"model": "nowhere"}, "there is no file and no folder 'nowhere'"),
-        ({"images": 5}, "an image is a file"),
-        ({"model": Trained(torch.nn.Linear(2, 2), "linear", "none")}, "does not say how it wants its images"),
+        ({"images": 5}, "an image must be a file"),
+        ({"model": Trained(torch.nn.Linear(2, 2), "linear", "none")}, "does not state its preprocessing"),
     ],
 )
 def test_bad_input(model, change, message):

@@ -70,7 +70,8 @@ def test_which_methods_fit():
     assert "not gates: it has no visattn block" in str(methods)
     own = visattn.attach(timm.create_model("test_resnet"), lambda _: nn.Identity(), at="layer1")
     assert visattn.list_methods(own).reasons["gates"].startswith("its blocks do not say what they attend to")
-    coat = visattn.list_methods(timm.create_model("coat_tiny"))
+    small = timm.create_model("coat_tiny", img_size=64, serial_depths=(1, 1, 1, 1), parallel_depth=1)
+    coat = visattn.list_methods(small, torch.rand(1, 3, 64, 64))
     assert "attention" in coat
     assert "no known place in the image" in coat.reasons["rollout"]
 

@@ -73,7 +73,7 @@ CASES = [
     Command("heatmap --weights encoder --image a.png --method gradcam", "the model has none", prepare=encoder),
     Command("heatmap --weights encoder --image a.png --target 3", "the model has no classes", prepare=encoder),
     Command("heatmap --weights broken --image a.png", "are not finite", prepare=broken),
-    Command("predict --weights broken --image a.png --json", "are not finite", prepare=broken),
+    Command("predict --weights broken --image a.png --json", "is not finite", prepare=broken),
     Command("heatmap --weights model --image a.png --out site", "did not make ('index.html')", prepare=website),
     Command(
         "heatmap --weights model --image a.png --out site", "did not make ('manifest.json')", prepare=foreign_manifest
@@ -84,7 +84,7 @@ CASES = [
     Command("heatmap --weights model --image a.png --device xla", "device 'xla' cannot be used"),
     Command("heatmap --weights model --image a.png --device CPU", "device 'CPU' cannot be used"),
     Command("heatmap --weights model --image a.png --method ' , '", "--method is empty"),
-    Command("heatmap --weights model --image a.png --heads 1.5", "--heads are numbers or all, got '1.5'"),
+    Command("heatmap --weights model --image a.png --heads 1.5", "--heads must be numbers or all, got '1.5'"),
     Command("heatmap --weights model --image a.png --target cat,dog", "unknown class 'cat,dog': did you mean"),
     Command("heatmap --weights model --image a.png --target -1", "unknown class '-1'"),
     Command("heatmap --weights model --image a.png --out photos", "did not make ('cat' and 1 more)"),

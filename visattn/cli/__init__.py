@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 metavar="CODE",
                 action="append",
                 default=[],
-                help="code of your own: my_file.py or my.module",
+                help="your own code to load: my_file.py or my.module",
             )
     arguments = parser.parse_args(argv)
     try:

@@ -139,15 +139,20 @@ class Interception(TorchFunctionMode):
 
     def _multi_head(self, args: Any, kwargs: Any) -> Any:
         """torch's own layer: watch it from inside, with its hand-over to modes like this one switched off."""
-        function: Any = F.multi_head_attention_forward
-        inside = FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda _: False})
-        inside.__defaults__, inside.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        function = F.multi_head_attention_forward
         self.heads = inspect.signature(function).bind(*args, **kwargs).arguments["num_heads"]
         try:
             with self:
-                return inside(*args, **kwargs)
+                return watched_inside(function)(*args, **kwargs)
         finally:
             self.heads = None
+
+
+def watched_inside(function: Any) -> Callable[..., Any]:
+    """A function of torch that does not offer itself as a whole to those who watch, but does what it does inside."""
+    inside = FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda _: False})
+    inside.__defaults__, inside.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return inside
 
 
 def _then_split(view: Callable[[Tensor], Tensor], heads: int) -> Callable[[Tensor], Tensor]:
