@@ -679,6 +679,6 @@ def test_a_foreign_folder_is_left_alone(heatmap, tmp_path):
     (tmp_path / "site" / "index.html").write_text("mine")
     code, _, errors = heatmap("--image", "a.png", "--method", "edge", out="site")
     assert code == 2
-    assert "did not make ('index.html')" in errors[0]
+    assert "did not write ('index.html')" in errors[0]
     assert [path.name for path in (tmp_path / "site").iterdir()] == ["index.html"]
     assert (tmp_path / "site" / "index.html").read_text() == "mine"

@@ -109,7 +109,7 @@ CASES = [
         for value in ("abcde", b"abcde", set("abcde"), dict.fromkeys("abcde"), iter("abcde"), 5)
     ),
     *(
-        Call(f"predict {name} {value!r}", predict(**{name: value}), f"{name} is a whole number", TypeError)
+        Call(f"predict {name} {value!r}", predict(**{name: value}), f"{name} must be a whole number", TypeError)
         for name in ("top", "batch_size")
         for value in (True, 1.5, "1", None)
     ),

@@ -43,7 +43,7 @@ def _cutout() -> A.CoarseDropout:
 class RandAugment(A.ImageOnlyTransform):
     """Two random operations of fourteen at magnitude 9 of 30 (Cubuk et al. 2019, https://arxiv.org/abs/1909.13719).
 
-    torchvision's version draws from torch's generator, which is seeded from albumentations' for each image and restored.
+    torchvision's version draws from torch's generator, which is seeded by albumentations for each image and restored.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from visattn.core.precision import without_autocast
 
-PIECE = 2**18  # elements of a map that are computed at once: they fit a processor's cache
+PIECE = 2**19  # elements of a map that are computed at once: they fit a processor's cache
 
 
 @contextmanager
