@@ -17,6 +17,12 @@ from visattn_command import leaving_at_once
 
 if __name__ == "__main__":
     with leaving_at_once(b"stopped before training began: nothing to save\n"):
-        from visattn.cli.train import main
+        from visattn.missing import MissingPackage, saying_what_to_install
+
+        try:
+            with saying_what_to_install():
+                from visattn.cli.train import main
+        except MissingPackage as error:
+            sys.exit(f"train.py: {error}")
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # nothing else is imported from this folder
     sys.exit(main())

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 
@@ -33,7 +33,8 @@ def main() -> int:
         from visattn.cli import main as command
 
         if sys.argv[1:2] == ["train"]:
-            import visattn.cli.train  # noqa: F401
+            with suppress(ModuleNotFoundError):  # the command says which package is missing
+                import visattn.cli.train  # noqa: F401
     return command()
 
 

@@ -15,6 +15,7 @@ from visattn.core.arguments import Device, at_least_one
 from visattn.heatmaps import METHODS, attention_heads, list_methods
 from visattn.heatmaps.findings import Examiner, Question, classes_of
 from visattn.heatmaps.targets import resolve
+from visattn.missing import saying_what_to_install
 from visattn.models.saving.saved import Trained
 from visattn.modules import evaluating
 from visattn.opening import open_model, own_preparation
@@ -49,6 +50,7 @@ class Examination:
     page: Path | None = None
 
 
+@saying_what_to_install()
 def examine(
     model: nn.Module | str | PathLike[str] | Trained,
     images: Picture | Sequence[Picture],

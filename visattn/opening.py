@@ -48,8 +48,6 @@ def image_inputs(
     images: Picture | Sequence[Picture], model: nn.Module, preparation: Preparation | None
 ) -> Iterator[tuple[str | None, Tensor]]:
     """Yield inputs (C, H, W) one by one, each with its file."""
-    from visattn.data.decode import read_image
-    from visattn.data.images import as_rgb, find_images
     from visattn.data.preparation import Preparation
 
     if preparation is not None and not isinstance(preparation, Preparation):
@@ -59,6 +57,9 @@ def image_inputs(
         if isinstance(image, Tensor):
             yield from ((None, x) for x in _normalised(image))
             continue
+        from visattn.data.decode import read_image  # tensors need no decoder
+        from visattn.data.images import as_rgb, find_images
+
         preparation = preparation or own_preparation(model)
         if isinstance(image, str | PathLike):
             paths, missing = find_images([str(image)])

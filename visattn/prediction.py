@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from visattn.core.arguments import at_least_one
 from visattn.heatmaps.targets import check_order, class_names
 from visattn.listing import times
+from visattn.missing import saying_what_to_install
 from visattn.modules import evaluating, sharing_copy, underlying, why_refused
 from visattn.opening import Picture, image_inputs, open_model
 
@@ -54,6 +55,7 @@ class Prediction:
         return f"Prediction({file}{', '.join(said)})"
 
 
+@saying_what_to_install()
 def predict(
     model: nn.Module | str | PathLike[str],
     images: Picture | Sequence[Picture],

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from visattn.cli.parsing import parse
+from visattn.missing import saying_what_to_install
 from visattn.models.plugins import loaded
 from visattn.training import slurm
 from visattn.training.errors import NO_MEMORY, PROBLEMS, one_line
@@ -19,8 +20,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     with Signals() as signals:
         try:
-            command = parse(argv, prog)
-            train(command.settings, command.trainer, command.to_yaml(argv), signals)
+            with saying_what_to_install():
+                command = parse(argv, prog)
+                train(command.settings, command.trainer, command.to_yaml(argv), signals)
             return 0
         except Interrupted as stopped:
             on_first_process(say_goodbye, stopped, requeue=stopped.number == signals.requeue)

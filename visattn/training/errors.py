@@ -8,9 +8,18 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from visattn.files import printable
+from visattn.missing import MissingPackage
 
 # Errors that the user can fix; anything else is a bug of ours and keeps its traceback.
-PROBLEMS = (ValueError, OSError, FloatingPointError, MemoryError, torch.OutOfMemoryError, MisconfigurationException)
+PROBLEMS = (
+    ValueError,
+    OSError,
+    FloatingPointError,
+    MemoryError,
+    torch.OutOfMemoryError,
+    MisconfigurationException,
+    MissingPackage,
+)
 
 # How torch reports that a CPU is out of memory; it has no exception type for that.
 NO_MEMORY = "DefaultCPUAllocator: "
