@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     from visattn.blocks import block_info, create_block, list_blocks
     from visattn.counting import count_macs, count_parameters
     from visattn.files import printable
-    from visattn.models.saving.card import shown
+    from visattn.listing import shown
     from visattn.registry import suggest
 
     names = list_blocks(arguments.pattern, family=arguments.family)

@@ -7,7 +7,7 @@ from typing import Any
 
 from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, image_command, named_images, named_model, progress
 from visattn.examination import DEFAULT, WITH_PATCHES
-from visattn.models.saving.card import shown
+from visattn.listing import shown
 from visattn.report.views import ON_SHEETS
 
 EPILOG = f"""\

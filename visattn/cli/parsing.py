@@ -18,8 +18,8 @@ from lightning.pytorch import Trainer
 
 from visattn.cli import notation
 from visattn.files import at_home, configs_folder, read_text
+from visattn.listing import shown
 from visattn.models.plugins import load_plugin
-from visattn.models.saving.card import shown
 from visattn.registry import suggest
 from visattn.training.runs import ALONE
 from visattn.training.settings import Settings
