@@ -1,4 +1,4 @@
-r"""Rollout of the attention that speaks for a class.
+r"""Rollout of the attention that supports a class.
 
 ================  ====================================================================================================
 ``grad_rollout``  rollout with A the mean over heads of :math:`\mathrm{ReLU}(\nabla A \odot A)`; A + I row-normalised
@@ -30,13 +30,13 @@ from visattn.heatmaps.watch.layers import Layer
 
 @register_method("grad_rollout", why_not=why_no_rollout, looks_at_layers=True)
 def grad_rollout(request: Request) -> MethodResult:
-    """Rollout of those weights that speak for the class."""
+    """Rollout of the weights that support the class."""
     return _relevance(request, normalised=True)
 
 
 @register_method("chefer", why_not=why_no_rollout, looks_at_layers=True)
 def chefer(request: Request) -> MethodResult:
-    """Generic attention explainability: relevance added up from layer to layer."""
+    """Generic attention explainability: relevance accumulated from layer to layer."""
     return _relevance(request, normalised=False)
 
 
