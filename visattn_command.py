@@ -1,19 +1,19 @@
-"""The ``visattn`` command, while everything is still being imported, which takes seconds.
+"""Entry point of the ``visattn`` command, in charge while imports run, which takes seconds.
 
-It is a module beside the package, since whatever is in the package comes after ``import visattn``.
+It is outside the package, because anything inside runs only after ``import visattn``.
 """
 
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 
 @contextmanager
 def leaving_at_once(last_words: bytes = b"") -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the process without a word, or with these."""
+    """Let Ctrl-C and SIGTERM end the process at once, after writing ``last_words``."""
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         os.write(sys.stderr.fileno(), last_words)
@@ -33,7 +33,8 @@ def main() -> int:
         from visattn.cli import main as command
 
         if sys.argv[1:2] == ["train"]:
-            import visattn.cli.train  # noqa: F401
+            with suppress(ModuleNotFoundError):  # the command says which package is missing
+                import visattn.cli.train  # noqa: F401
     return command()
 
 

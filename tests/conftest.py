@@ -16,6 +16,16 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """The longest tests begin first: one that began last would keep a single core busy while the others have ended."""
+
+    def minutes(item):
+        slow = item.get_closest_marker("slow")
+        return 0 if slow is None else slow.kwargs.get("minutes", 0)
+
+    items.sort(key=minutes, reverse=True)  # all others keep their order
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

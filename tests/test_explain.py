@@ -70,7 +70,8 @@ def test_which_methods_fit():
     assert "not gates: it has no visattn block" in str(methods)
     own = visattn.attach(timm.create_model("test_resnet"), lambda _: nn.Identity(), at="layer1")
     assert visattn.list_methods(own).reasons["gates"].startswith("its blocks do not say what they attend to")
-    coat = visattn.list_methods(timm.create_model("coat_tiny"))
+    small = timm.create_model("coat_tiny", img_size=64, serial_depths=(1, 1, 1, 1), parallel_depth=1)
+    coat = visattn.list_methods(small, torch.rand(1, 3, 64, 64))
     assert "attention" in coat
     assert "no known place in the image" in coat.reasons["rollout"]
 
@@ -416,3 +417,37 @@ def test_reduced_precision(vit):
         e = visattn.explain(model, images, method)
         assert e.heatmap.dtype == torch.float32
         assert e.heatmap.isfinite().all()
+
+
+class Normalising(torch.nn.Module):
+    """A network that changes the images it is given, in one way or another."""
+
+    def __init__(self, model, way):
+        super().__init__()
+        self.model, self.way = model, way
+
+    def forward(self, images):
+        """As the model inside, of images that are darker."""
+        self.way(images)
+        return self.model(images)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda x: x.mul_(0.5),
+        lambda x: x.data.sub_(0.1),
+        lambda x: x[:, 0].zero_(),
+        lambda x: torch.mul(x, 0.5, out=x),
+        lambda x: torch._foreach_mul_([x], 0.5),
+        lambda x: x.numpy().fill(0.5),
+    ],
+    ids=["in place", "behind autograd's back", "a view", "out=", "a list", "numpy"],
+)
+def test_images_stay_as_they_are(way):
+    images = torch.rand(1, 3, 32, 32)
+    before = images.clone()
+    model = Normalising(timm.create_model("test_vit", img_size=32, num_classes=3), way)
+    for _ in range(2):
+        visattn.explain(model, images, "attention")
+    assert torch.equal(images, before)

@@ -195,7 +195,7 @@ def test_other_numbers_of_classes(images):
         ({"size": 0}, "size of at least one"),
         ({"scales": 0}, "scales of at least one"),
         ({"samples": 0}, "samples of at least one"),
-        ({"num_classes": 1}, "two or more classes to tell apart, got 1"),
+        ({"num_classes": 1}, "two or more classes, got 1"),
         ({"sigma": 0.0}, "sigma above zero"),
         ({"policy": "randon"}, "did you mean 'random'"),
     ],

@@ -1,4 +1,4 @@
-"""Attention for computer vision: plug-in blocks, any of them in any backbone, trained and made visible."""
+"""Attention for computer vision: plug-in blocks for any backbone, training, and heatmaps."""
 
 from visattn.blocks import create_block, list_blocks, register_block
 from visattn.examination import examine

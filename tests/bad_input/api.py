@@ -109,11 +109,11 @@ CASES = [
         for value in ("abcde", b"abcde", set("abcde"), dict.fromkeys("abcde"), iter("abcde"), 5)
     ),
     *(
-        Call(f"predict {name} {value!r}", predict(**{name: value}), f"{name} is a whole number", TypeError)
+        Call(f"predict {name} {value!r}", predict(**{name: value}), f"{name} must be a whole number", TypeError)
         for name in ("top", "batch_size")
         for value in (True, 1.5, "1", None)
     ),
-    Call("predict, prepared by a text", predict(preparation="resize"), "preparation is a Preparation", TypeError),
+    Call("predict, prepared by a text", predict(preparation="resize"), "preparation must be a Preparation", TypeError),
     Call("predict a picture of nothing", predict(Image.new("RGB", (0, 5))), "it has no pixels"),
     Call("predict somewhere", lambda: visattn.predict(".", IMAGES, device="privateuseone"), "cannot be used"),
     *(
@@ -253,7 +253,10 @@ CASES = [
     ),
     *(
         Call(
-            f"reward {value!r}", lambda value=value: policy_term(RAM(), value), "the reward is a tensor (B,)", TypeError
+            f"reward {value!r}",
+            lambda value=value: policy_term(RAM(), value),
+            "the reward must be a tensor (B,)",
+            TypeError,
         )
         for value in (None, 1.0, [1, 0])
     ),

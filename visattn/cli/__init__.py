@@ -9,12 +9,21 @@ from collections.abc import Sequence
 import visattn
 from visattn.cli import blocks, heatmap, predict
 from visattn.files import printable
+from visattn.missing import MissingPackage, saying_what_to_install
 from visattn.models.plugins import load_plugin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run the command, return the exit code."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with saying_what_to_install():
+            return _run(list(sys.argv[1:] if argv is None else argv))
+    except MissingPackage as error:
+        print(f"visattn: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(argv: list[str]) -> int:
     if argv[:1] == ["train"]:  # its flags are jsonargparse's
         from visattn.cli.train import main as train
 
@@ -33,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 metavar="CODE",
                 action="append",
                 default=[],
-                help="code of your own: my_file.py or my.module",
+                help="your own code to load: my_file.py or my.module",
             )
     arguments = parser.parse_args(argv)
     try:

@@ -1,4 +1,4 @@
-"""What the commands that look at images have in common: flags, the model, the images, and what is left out."""
+"""What the commands that read images share: flags, the model, the images, and what was skipped."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ DONE, PARTLY, NOTHING = 0, 1, 2  # exit codes
 
 
 class LeftOut:
-    """What could not be done and why; said at once, and kept."""
+    """What was skipped and why: printed at once, and kept."""
 
     def __init__(self) -> None:
         self.entries: list[dict[str, str]] = []
 
     def add(self, what: str, why: str) -> None:
-        """Say it."""
+        """Print and record a skipped item."""
         print(printable(f"visattn: {what}: {why}"), file=sys.stderr)
         self.entries.append({"what": what, "why": why})
 
     @property
     def code(self) -> int:
-        """The exit code of a command that has made something."""
+        """Exit code of a command that produced something."""
         return PARTLY if self.entries else DONE
 
 
 def image_command(commands: Any, name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
-    """A command with flags for the model and the images."""
+    """Add a command with flags for the model and the images."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -50,16 +50,18 @@ def image_command(commands: Any, name: str, summary: str, epilog: str) -> argpar
     parser.add_argument(
         "--weights",
         metavar="PATH",
-        help="folder of a run, its .ckpt, or a state dict (.safetensors, .pth)",
+        help="a run folder, a checkpoint (.ckpt), or a state dict (.safetensors, .pth)",
     )
-    parser.add_argument("--image", metavar="PATH", nargs="+", action="extend", required=True, help="files and folders")
-    parser.add_argument("--batch-size", metavar="N", type=int, default=8, help="images at a time [8]")
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, ... [cuda if there is one]")
+    parser.add_argument(
+        "--image", metavar="PATH", nargs="+", action="extend", required=True, help="image files and folders"
+    )
+    parser.add_argument("--batch-size", metavar="N", type=int, default=8, help="images per batch [8]")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, ... [cuda if available]")
     return parser
 
 
 def named_images(arguments: argparse.Namespace, left_out: LeftOut) -> list[Path]:
-    """The files of ``--image`` that are there."""
+    """Find the existing files named by ``--image``."""
     from visattn.data.images import find_images
 
     if arguments.batch_size < 1:
@@ -71,7 +73,7 @@ def named_images(arguments: argparse.Namespace, left_out: LeftOut) -> list[Path]
 
 
 def named_model(arguments: argparse.Namespace) -> tuple[Trained, Preparation]:
-    """The model of ``--model`` and ``--weights``, on its device."""
+    """Open the model given by ``--model`` and ``--weights``, on its device."""
     from rich.console import Console
 
     from visattn.opening import open_model
@@ -85,7 +87,7 @@ def named_model(arguments: argparse.Namespace) -> tuple[Trained, Preparation]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[list[Any]], Iterable[Any]]]:
-    """A bar that shows how far it is: wraps what is gone through."""
+    """Show a progress bar; yields a function that wraps the iterable to track."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -1,4 +1,4 @@
-"""What happens to an image before a model is trained on it, by name, with albumentations and torchvision."""
+"""Training augmentations by name, built with albumentations and torchvision."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it would ask the network for a newer version
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # or it checks online for a newer version
 
 import albumentations as A
 import cv2
@@ -25,7 +25,7 @@ AUGMENTATIONS: Registry[Callable[[Preparation], Transform]] = Registry("augmenta
 
 
 def _cropped(preparation: Preparation, *further: A.BasicTransform | A.BaseCompose) -> A.Compose:
-    """A part of the image, of any size and almost any proportions, perhaps in a mirror."""
+    """Random resized crop and horizontal flip, then any further transforms."""
     crop = A.RandomResizedCrop(
         preparation.size[1:], scale=(0.08, 1), interpolation=cv2.INTER_LINEAR, area_for_downscale="image"
     )
@@ -43,7 +43,7 @@ def _cutout() -> A.CoarseDropout:
 class RandAugment(A.ImageOnlyTransform):
     """Two random operations of fourteen at magnitude 9 of 30 (Cubuk et al. 2019, https://arxiv.org/abs/1909.13719).
 
-    torchvision's, which draws from torch's own generator: it is seeded by albumentations' for each image, and put back.
+    torchvision's version draws from torch's generator, which is seeded by albumentations for each image and restored.
     """
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class RandAugment(A.ImageOnlyTransform):
         self.operations = v2.RandAugment(num_ops=2, magnitude=9, interpolation=v2.InterpolationMode.BILINEAR)
 
     def get_params(self) -> dict[str, Any]:
-        """A seed for this image."""
+        """Draw a seed for this image."""
         return {"seed": self.py_random.getrandbits(63)}
 
     def apply(self, img: NDArray[np.uint8], seed: int, **_: Any) -> NDArray[np.uint8]:
-        """The image after both operations."""
+        """Apply both operations."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             return np.array(self.operations(Image.fromarray(img)))
@@ -70,7 +70,7 @@ AUGMENTATIONS.add("strong", lambda preparation: _cropped(preparation, RandAugmen
 
 
 def training_transform(name: str, preparation: Preparation) -> Transform:
-    """The augmentation of a name, to the size of the model's input; ``none`` is what validation sees.
+    """Create the named augmentation at the model's input size; ``none`` prepares images as for validation.
 
     >>> len(training_transform("strong", Preparation((3, 224, 224), (0.5,), (0.5,))))
     4

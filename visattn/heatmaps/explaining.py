@@ -18,6 +18,7 @@ from visattn.heatmaps.request import Request
 from visattn.heatmaps.scaling import to_heatmap
 from visattn.heatmaps.targets import Target, check_names, class_names, number_of_classes, resolve
 from visattn.heatmaps.watch.inspection import inspection_copy
+from visattn.missing import saying_what_to_install
 from visattn.models.attach import example_images
 
 
@@ -55,6 +56,7 @@ def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
         return MethodList({name: METHODS[name].reason_against(model, images) for name in METHODS})
 
 
+@saying_what_to_install()
 def explain(
     model: nn.Module,
     x: Tensor,

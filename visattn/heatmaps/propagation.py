@@ -22,6 +22,7 @@ from visattn.heatmaps.watch.cache import on_device
 from visattn.heatmaps.watch.layers import Geometry, Grid, Layer, Tokens
 
 MOST_SOURCES = 1600
+AT_ONCE = 2**20  # numbers of which a second copy weighs little
 Learnt: TypeAlias = tuple[int, int]
 
 
@@ -47,29 +48,36 @@ class Propagation:
         self.latest: Grid | None = None
         self.open: tuple[Tokens, Tensor] | None = None  # (B, windows, N, sources) of the last queries, not yet filed
 
-    def add(self, layer: Layer, fused: Iterable[Tensor]) -> None:
-        """Go through a layer.
+    def add(self, layer: Layer, fused: Callable[[], Iterable[Tensor]]) -> None:
+        """Go through a layer, in place; where there is much to go through, for one half of the sources at a time.
 
         Args:
             layer: whose keys are patches or learnt tokens.
-            fused: (B, windows, rows, Nk), one map for all heads, not negative, in pieces of some rows each.
+            fused: gives (B, windows, rows, Nk), one map for all heads, not negative, in pieces of some rows each.
         """
-        new: Tensor | None = None
-        start = 0
-        for piece in fused:
-            piece = without_padding(piece, layer.keys, self.normalised)
-            if new is None:
-                own = self._gather(layer.queries, piece)
-                keys = own if layer.keys is layer.queries else self._gather(layer.keys, piece, near=layer.queries.grid)
-                new = torch.empty_like(own, memory_format=torch.contiguous_format)
-            rows = slice(start, start + piece.shape[2])
-            start = rows.stop
-            some = new.flatten(0, 1)[:, rows]
-            torch.baddbmm(own.flatten(0, 1)[:, rows], piece.flatten(0, 1), keys.flatten(0, 1), out=some)
-            if self.normalised:
-                some /= piece.flatten(0, 1).sum(-1, keepdim=True) + 1
-        assert new is not None
-        self.open = layer.queries, new
+        own: Tensor | None = None
+        done, sources = 0, self._sources()
+        while done < sources:
+            start = 0
+            for piece in fused():
+                piece = without_padding(piece, layer.keys, self.normalised)
+                if own is None:
+                    own = self._gather(layer.queries, piece)
+                    keys = own if layer.keys is layer.queries else self._gather(layer.keys, piece, layer.queries.grid)
+                    step = sources if own.numel() <= AT_ONCE else -(-sources // 2)
+                if start == 0:
+                    some = slice(done, done + step)
+                    before = keys[..., some].flatten(0, 1).clone(memory_format=torch.contiguous_format)
+                    now = own.view(-1, *own.shape[2:])[..., some]  # (B windows, Nq, some)
+                rows = now[:, start : start + piece.shape[2]]
+                start += piece.shape[2]
+                rows.baddbmm_(piece.flatten(0, 1), before)
+                if self.normalised:
+                    rows /= piece.flatten(0, 1).sum(-1, keepdim=True) + 1
+            done += step
+            del before  # the next half needs the room
+        assert own is not None
+        self.open = layer.queries, own
         self.latest = layer.queries.grid or self.latest
 
     def readout(self) -> Tensor:

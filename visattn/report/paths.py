@@ -1,4 +1,4 @@
-"""Where models with glimpses looked."""
+"""Pictures of where models with glimpses looked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = 6
 
 
 def draw_fixations(path: Path, image: NDArray[np.uint8], fixations: Fixations, title: str) -> None:
-    """Where a model looked, one glimpse after the other, and what it saw of the image in all.
+    """Draw where a model looked, glimpse by glimpse, and how much of the image it saw in total.
 
     Args:
         path: of the PNG.
@@ -63,7 +63,7 @@ def draw_paths(
     title: str,
     masks: NDArray[np.bool_] | None = None,
 ) -> None:
-    """Where one or several models looked on the same images, and what each answered.
+    """Draw where one or several models looked in the same images, and what each answered.
 
     Args:
         path: of the PNG.
@@ -94,12 +94,12 @@ def draw_paths(
 
 
 def _centres(fixations: Fixations, image: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """In pixels; zero is the edge of the first one."""
+    """Convert locations to pixels, with zero at the edge of the first pixel."""
     return (fixations.points + 1) / 2 * (image.shape[1], image.shape[0])
 
 
 def _path(axes: Axes, centres: NDArray[np.float64], size: tuple[float, float], letters: float = 8) -> None:
-    """Numbered boxes and the arrows between them, from dark to bright."""
+    """Draw numbered boxes and the arrows between them, from dark to bright."""
     colours = colormaps["plasma"](np.linspace(0.1, 1, len(centres)))
     halo = [withStroke(linewidth=3.2, foreground="white")]
     arrow = {"arrowstyle": "-|>", "linewidth": 1.6, "shrinkA": 7, "shrinkB": 8, "path_effects": halo}

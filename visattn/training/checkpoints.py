@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there at all, and that run no code when they are loaded."""
+"""Checkpoints that are written atomically and run no code when they are loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from visattn.models.saving.description import describe
 from visattn.models.saving.weights import model_weights, read_tensors
 from visattn.training.settings import Settings
 
-# What a run resumes from.
+# Entries that a run needs to resume.
 PARTS = {
     "state_dict": dict, "epoch": int, "global_step": int, "loops": dict, "callbacks": dict,
     "optimizer_states": list, "lr_schedulers": list,
@@ -26,15 +26,15 @@ PROGRESS = {"epoch_progress", "epoch_loop.batch_progress", "epoch_loop.automatic
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoints, written at once and read as data only."""
+    """Lightning's checkpoints, written atomically and read as data only."""
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Write beside the old file, then take its place."""
-        with replacing(path) as partial, partial.open("wb") as stream:  # torch's own writer does not tell why it fails
+        """Write next to the old file, then replace it."""
+        with replacing(path) as partial, partial.open("wb") as stream:  # torch's own writer does not say why it fails
             try:
                 torch.save(checkpoint, stream)
-            except RuntimeError as error:  # about what it could not finish, after the reason
+            except RuntimeError as error:  # raised on closing, after the actual reason
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None
                 raise OSError(None, str(error).splitlines()[0]) from error
@@ -46,25 +46,25 @@ class SafeCheckpointIO(TorchCheckpointIO):
         map_location: Callable[..., Any] | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read tensors and plain values, whatever the caller asks for."""
+        """Read only tensors and plain values, whatever the caller asks for."""
         return load_checkpoint(path, map_location=map_location or "cpu")
 
 
 def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """A Lightning checkpoint as data; a file that wants to run code is refused."""
+    """Read a Lightning checkpoint as data; a file that would run code is rejected."""
     state = read_tensors(path, map_location=map_location)
     if not isinstance(state, dict):
-        raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: it holds a {type(state).__name__}")
+        raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: it contains a {type(state).__name__}")
     for key, kind in PARTS.items():
         if not isinstance(state.get(key), kind):
-            raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: it has no {key} as Lightning writes it")
+            raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: {key} is missing or malformed")
     if not _is_whole(state):
-        raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: its state is not as Lightning writes it")
+        raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: its state is malformed")
     return state
 
 
 def _is_whole(state: Mapping[str, Any]) -> bool:
-    """Whether the parts of a checkpoint are what a run with one optimiser and its schedule writes."""
+    """Whether a checkpoint looks like that of a run with one optimiser and one schedule."""
     optimizers, schedulers, loop = state["optimizer_states"], state["lr_schedulers"], state["loops"].get("fit_loop")
     nested = [*optimizers, *schedulers, *state["callbacks"].values(), loop]
     return (
@@ -79,29 +79,29 @@ def _is_whole(state: Mapping[str, Any]) -> bool:
 
 
 def _kind(weight: Tensor) -> tuple[torch.Size, bool]:
-    return weight.shape, weight.is_floating_point()  # of whatever precision
+    return weight.shape, weight.is_floating_point()  # in any precision
 
 
 def check_resumable(
     state: Mapping[str, Any], known: Mapping[str, Any], model: nn.Module, settings: Settings, classes: Sequence[str]
 ) -> None:
-    """Raise if a checkpoint and its card cannot be resumed with these settings, before anything is written."""
+    """Raise, before anything is written, if a checkpoint cannot be resumed with these settings."""
     weights, own = model_weights(state), model.state_dict()
     described = describe(model)
     differs = any(described[key] != known.get(key, described[key]) for key in ("model", "attachments"))
     kinds = [{key: _kind(value) for key, value in each.items()} for each in (weights, own)]
     if differs or kinds[0] != kinds[1]:
         raise ValueError(
-            f"the checkpoint holds another model than {settings.model!r}: resume it with the model and data it "
-            "was begun with (--resume FOLDER alone takes them from the folder's config.yaml)"
+            f"the checkpoint is not of the model {settings.model!r}: resume it with the model and data it "
+            "started with (--resume FOLDER alone takes them from the folder's config.yaml)"
         )
     for before, now in zip(known.get("classes", classes), classes, strict=False):
         if before != now:
             raise ValueError(
-                f"the run was begun with other classes: {shown(before)} is {shown(now)} in the data now; resume it "
-                "with the data it was begun with"
+                f"the run started with other classes: {shown(before)} is now {shown(now)} in the data; resume it "
+                "with the data it started with"
             )
     if state["epoch"] + 1 > settings.epochs:
         raise ValueError(
-            f"the run is in epoch {state['epoch'] + 1} already: --epochs {settings.epochs} is less than that"
+            f"the run is already in epoch {state['epoch'] + 1}: --epochs {settings.epochs} is less than that"
         )

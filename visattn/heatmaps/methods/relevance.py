@@ -13,6 +13,7 @@ r"""Rollout of the attention that speaks for a class.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ def _relevance(request: Request, *, normalised: bool, balanced: bool) -> MethodR
         gradients = torch.autograd.grad(request.score(), leaves, allow_unused=True)
     with full_precision(request.images.device):
         for (layer, call), gradient in zip(calls, gradients, strict=True):
-            state.add(layer, _gains(layer, call, gradient))
+            state.add(layer, partial(_gains, layer, call, gradient))
     return MethodResult(state.readout(), tuple(layer.name for layer, _ in calls))
 
 

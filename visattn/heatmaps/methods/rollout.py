@@ -8,6 +8,7 @@ A is the attention of a layer, averaged over its heads.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -51,12 +52,17 @@ def rollout(request: Request, *, fusion: str = "mean", discard: float = 0.0) -> 
     passed: list[str] = []
     frames: list[Tensor] = []
 
+    def fused_pieces(layer: Layer, call: Call) -> Iterable[Tensor]:
+        return map(partial(fuse_heads, fusion=fusion), layer.weights_in_pieces(call))  # none is kept for the next
+
     def go_through(layer: Layer, call: Call) -> None:
         if layer.leads_on:
-            fused: Iterable[Tensor] = (fuse_heads(each, fusion) for each in layer.weights_in_pieces(call))
             if discard:  # the smallest of all
-                fused = [discard_smallest(torch.cat(list(fused), 2), discard, layer.keys)]
-            state.add(layer, fused)
+                fused = torch.cat(list(fused_pieces(layer, call)), 2)
+                fused = discard_smallest(fused, discard, layer.keys)
+                state.add(layer, lambda: [fused])
+            else:
+                state.add(layer, lambda: fused_pieces(layer, call))
             passed.append(layer.name)
             if request.frames:
                 frames.append(state.readout())

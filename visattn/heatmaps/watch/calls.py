@@ -71,7 +71,10 @@ class Fused(Call):
             mask = self.mask if self.mask.shape[-2] == 1 else self.mask[..., rows, :]
             energies = energies.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else energies + mask
             return softmax(energies)  # a query that sees nothing gets nothing, as from the kernel
-        return torch.softmax(energies, -1)  # every query sees a key, and not to look takes a tenth of the time
+        energies -= energies.amax(-1, keepdim=True)  # in place: there may be many of them,
+        energies.exp_()
+        energies /= energies.sum(-1, keepdim=True)  # and every query sees a key
+        return energies
 
     def energies(self, rows: slice) -> Tensor:
         """scale q·k of some of the queries."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from visattn.core.precision import without_autocast
 
-PIECE = 2**18  # numbers of a map that are computed at once: they stay in a processor's cache
+PIECE = 2**19  # numbers of a map that are computed at once: they stay in a processor's cache
 
 
 @contextmanager

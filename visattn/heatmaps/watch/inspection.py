@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from visattn.heatmaps.watch.cache import note_original
-from visattn.modules import evaluating, sharing_copy, uncompiled
+from visattn.heatmaps.watch.cache import cached, note_original
+from visattn.modules import evaluating, sharing_copy, uncompiled, weightless_copy
 
 
 @contextmanager
@@ -37,9 +38,49 @@ def inspection_copy(model: nn.Module) -> Iterator[nn.Module]:
                 yield model
 
 
-def _with_own_images(_model: nn.Module, images: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_own_images(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """A network may change in place what it is given, and it is given the same images more than once."""
-    return tuple(each.clone() if isinstance(each, Tensor) else each for each in images)
+    images = given[0] if given else None
+    if (
+        isinstance(images, Tensor)
+        and not images.is_meta
+        and cached(model, images, "in place", lambda: _leaves_alone(model, images))
+    ):
+        return given
+    return tuple(each.clone() if isinstance(each, Tensor) else each for each in given)
+
+
+def _leaves_alone(model: nn.Module, images: Tensor) -> bool:
+    """Whether a network is known not to change its images; one that cannot be run without values may."""
+    blank = torch.empty_like(images, device="meta")
+    try:
+        with torch.no_grad(), _Writing(blank) as writing:
+            copied = weightless_copy(model)
+            for key, hook in list(copied._forward_pre_hooks.items()):
+                if hook is _with_own_images:
+                    del copied._forward_pre_hooks[key]
+            copied(blank)
+    except Exception:  # whatever a network does with values that are not there
+        return False
+    return not writing.seen
+
+
+class _Writing(TorchDispatchMode):
+    """Notes whether an operation writes to the memory of a tensor, by whatever name."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.memory = tensor.untyped_storage()._cdata
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        named = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **kwargs}
+        for argument in func._schema.arguments:
+            written = named.get(argument.name) if argument.is_write else None
+            for each in written if isinstance(written, list | tuple) else (written,):
+                self.seen |= isinstance(each, Tensor) and each.untyped_storage()._cdata == self.memory
+        return func(*args, **kwargs)
 
 
 def _store_all(model: nn.Module) -> None:
