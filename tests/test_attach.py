@@ -18,9 +18,10 @@ from tests.models import model_and_images
 from tests.survival import SMALL_SWIN
 from tests.tiers import mostly_slow
 from visattn.blocks import block_info
-from visattn.models.attach import choose, survey_places
+from visattn.models.image_shape import ImageShape
 from visattn.models.layout import Layout, Place, grid, recognise
-from visattn.models.wrapping import Attached, ImageShape
+from visattn.models.places import choose, survey_places
+from visattn.models.wrapper import Attached
 
 # A network of every kind, shallower than timm builds it where that changes nothing but the time; and its images' side.
 KINDS = {

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from visattn.blocks import block_info, create_block, list_blocks
     from visattn.counting import count_macs, count_parameters
-    from visattn.models.saving.card import shown
+    from visattn.listing import shown
     from visattn.registry import suggest
 
     names = list_blocks(arguments.pattern, family=arguments.family)

@@ -17,8 +17,8 @@ from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, 
 from lightning.pytorch import Trainer
 
 from visattn.files import configs_folder, read_text
+from visattn.listing import shown
 from visattn.models.plugins import load_plugin
-from visattn.models.saving.card import shown
 from visattn.registry import suggest
 from visattn.training.runs import ALONE
 from visattn.training.settings import Settings

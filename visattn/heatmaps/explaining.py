@@ -19,13 +19,13 @@ from visattn.heatmaps.scaling import to_heatmap
 from visattn.heatmaps.targets import Target, check_names, class_names, number_of_classes, resolve
 from visattn.heatmaps.watch.inspection import inspection_copy
 from visattn.missing import saying_what_to_install
-from visattn.models.attach import example_images
+from visattn.models.places import example_images
 
 
 class MethodList(list[str]):
     """Names of the methods that work on a model.
 
-    ``reasons`` says of the others why they do not.
+    ``reasons`` says why the others do not.
     """
 
     def __init__(self, reasons: dict[str, str | None]) -> None:
@@ -38,11 +38,11 @@ class MethodList(list[str]):
 
 
 def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
-    """The methods that can work on a model; ``.reasons`` of the list says why not for the others.
+    """List the methods that work on a model; ``.reasons`` of the list says why the others do not.
 
     Args:
         model: any classifier or encoder.
-        example: a batch of images that it accepts; needed only if the network does not say its input size.
+        example: a batch of images that it accepts; needed only if the network does not state its input size.
 
     >>> import timm
     >>> methods = list_methods(timm.create_model("test_resnet"))
@@ -67,17 +67,17 @@ def explain(
     frames: bool = False,
     **options: Any,
 ) -> Explanation:
-    """What a model looks at.
+    """Explain what a model looks at.
 
-    The model is left as it was found: modes, gradients, hooks, and random numbers, unless it draws some itself.
+    The model is left as it was: modes, gradients, hooks and, unless it draws random numbers itself, the random state.
 
     Args:
         model: any classifier, timm's or yours; or a model without classes (an encoder, a segmenter), for methods that
             need none: ``target`` and ``probability`` of the result are None then.
-        x: one image (C, H, W) or a batch (B, C, H, W), normalised as the model wants it.
+        x: one image (C, H, W) or a batch (B, C, H, W), normalised as the model expects.
         method: see :func:`list_methods`.
-        target: the class to explain: its index, its name, or a list with one for every image; the predicted one unless
-            given.
+        target: the class to explain: its index, its name, or a list with one for every image; the predicted class by
+            default.
         classes: names of the classes in order; known for ImageNet.
         frames: also keep the map after every layer (``rollout``).
         **options: of the method, such as ``layer=`` and ``head=`` of ``attention``, ``fusion=`` and ``discard=`` of
@@ -134,7 +134,7 @@ def explain(
 
 
 def _probability(request: Request) -> tuple[float, ...] | None:
-    """Of the targets; None where there is nothing to compare them with."""
+    """The probabilities of the targets; None where there is nothing to compare them with."""
     if request.logits is None or request.target is None or request.logits.shape[1] < 2:
         return None
     return tuple(request.logits.float().softmax(1).gather(1, request.target[:, None])[:, 0].tolist())
@@ -159,8 +159,8 @@ def attention_heads(
 
     Args:
         model, x: as in :func:`explain`.
-        layers: names or numbers; all with patches unless given.
-        heads: numbers; all unless given.
+        layers: names or numbers; all layers with patches by default.
+        heads: numbers; all by default.
     """
     model = inspectable(model)
     images = as_batch(model, x)

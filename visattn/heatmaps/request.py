@@ -22,8 +22,8 @@ class MethodResult:
     Args:
         maps: (B, height, width) at the method's own resolution; negative only by methods whose maps are signed.
         layers: the modules that it comes from, by name.
-        frames: the same after each layer, if that was asked for.
-        extra: what else a method found, such as gates, affinities or fixations.
+        frames: the same after each layer, if requested.
+        extra: anything else the method found, such as gates, affinities or fixations.
     """
 
     maps: Tensor
@@ -58,7 +58,7 @@ class Request:
         model: nn.Module | None = None,
         images: Tensor | None = None,
     ) -> None:
-        """One forward pass, of a wrapped model or on images that need gradients if these are given."""
+        """Run one forward pass; of another (wrapped) model, or on images that require gradients, if given."""
         with context or nullcontext():
             output = (model or self.model)(self.images if images is None else images)
         self._output = class_scores(self.model, output)
@@ -91,7 +91,7 @@ def backward_pass(request: Request, *, is_balanced: bool, weights: bool = False)
 
 
 def class_scores(model: nn.Module, output: Any) -> Tensor | None:
-    """(B, classes): what a classifier returns, or the first part of it; None if the model has no classes.
+    """(B, classes): the output of a classifier, or its first part; None if the model has no classes.
 
     It has none if it says so (``num_classes=0``), or if it returns something else: features, a map, tokens.
     """

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from visattn.files import replacing
-from visattn.models.saving.card import shown
+from visattn.listing import shown
 from visattn.models.saving.description import describe
 from visattn.models.saving.weights import model_weights, read_tensors
 from visattn.training.settings import Settings

@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from visattn.models.wrapping import NAME, plain_name
+from visattn.models.wrapper import NAME, plain_name
 from visattn.policy import DecisionModule
 from visattn.registry import suggest
 from visattn.training.settings import Settings

@@ -31,9 +31,9 @@ from visattn.heatmaps.scaling import FINE, to_heatmap
 from visattn.heatmaps.watch.cache import cached
 from visattn.heatmaps.watch.inspection import inspection_copy
 from visattn.heatmaps.watch.pooled import pooled_place
-from visattn.models.attach import choose, survey_places
 from visattn.models.layout import Place
-from visattn.models.wrapping import replace_slot
+from visattn.models.places import choose, survey_places
+from visattn.models.wrapper import replace_slot
 
 COARSEST = 4  # rows and columns that the map which the head reads must have
 AT_THE_HEAD = frozenset({"gradcam", "hirescam", "xgradcam", "eigencam", "ablationcam"})  # see look_at
@@ -168,7 +168,7 @@ def cam(request: Request, method: str, *, layer: str | None = None) -> MethodRes
     Args:
         request: model and images.
         method: one of :data:`PACKAGE`.
-        layer: name of the module behind which to look; see :func:`look_at` for what is chosen unless it is given.
+        layer: name of the module whose output to look at; see :func:`look_at` for the default.
     """
     return _cam(request, method, layer, balanced=False)
 
@@ -232,7 +232,7 @@ def _maps(request: Request, place: Place, method: str, *, balanced: bool = False
 
 
 def _without_progress_bars(package: Any) -> Any:
-    """A class of the package whose progress bars do not fill the screen, which belongs to all threads."""
+    """A subclass of the package's class that draws no progress bars."""
     loop = package.get_cam_weights
     names = {**loop.__globals__, "tqdm": SimpleNamespace(tqdm=lambda steps: steps)}
     quiet = FunctionType(loop.__code__, names, loop.__name__, loop.__defaults__, loop.__closure__)

@@ -1,7 +1,7 @@
 r"""LeGrad (Bousselham et al. 2024, https://arxiv.org/abs/2404.03214).
 
 The mean over layers, heads and queries of :math:`\mathrm{ReLU}(\nabla A_l\, s_l)`, where the class score :math:`s_l` is
-read from the tokens behind layer l.
+read from the tokens after layer l.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def why_no_legrad(model: nn.Module, images: Tensor) -> str | None:
 
 @register_method("legrad", why_not=why_no_legrad, looks_at_layers=True)
 def legrad(request: Request, *, balanced: bool = False) -> MethodResult:
-    """How much the score, read behind each block, would gain from more attention to a patch.
+    """How much the score, read after each block, would gain from more attention to a patch.
 
     Args:
         request: model and images.

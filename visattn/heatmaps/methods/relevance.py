@@ -1,4 +1,4 @@
-r"""Rollout of the attention that speaks for a class.
+r"""Rollout of the attention that supports a class.
 
 ================  ====================================================================================================
 ``grad_rollout``  rollout with A the mean over heads of :math:`\mathrm{ReLU}(\nabla A \odot A)`; A + I row-normalised
@@ -30,7 +30,7 @@ from visattn.heatmaps.watch.layers import Layer
 
 @register_method("grad_rollout", why_not=why_no_rollout, looks_at_layers=True)
 def grad_rollout(request: Request, *, balanced: bool = False) -> MethodResult:
-    """Rollout of those weights that speak for the class.
+    """Rollout of the weights that support the class.
 
     Args:
         request: model and images.
@@ -41,7 +41,7 @@ def grad_rollout(request: Request, *, balanced: bool = False) -> MethodResult:
 
 @register_method("chefer", why_not=why_no_rollout, looks_at_layers=True)
 def chefer(request: Request, *, balanced: bool = False) -> MethodResult:
-    """Generic attention explainability: relevance added up from layer to layer.
+    """Generic attention explainability: relevance accumulated from layer to layer.
 
     Args:
         request: model and images.
