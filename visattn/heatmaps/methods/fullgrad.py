@@ -27,8 +27,8 @@ from visattn.heatmaps.methods.base import register_method
 from visattn.heatmaps.request import MethodResult, Request
 from visattn.heatmaps.watch.cache import cached
 from visattn.heatmaps.watch.exactness import full_precision
-from visattn.models.attach import choose, survey_places
 from visattn.models.layout import Layout
+from visattn.models.places import choose, survey_places
 
 
 def _blocks(model: nn.Module, images: Tensor) -> tuple[list[str], dict[tuple[int, ...], Layout]]:
