@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -112,6 +113,8 @@ def explain(
         wanted = resolve(target, len(images), number, classes)
         request.target = None if wanted is None else wanted.to(images.device)
         result = chosen.run(request, **options)
+        if chosen.signed:
+            result = replace(result, maps=result.maps.clamp(min=0))
         if request.logits is None and number > 0:
             with torch.no_grad():
                 request.run()
