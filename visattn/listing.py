@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -35,3 +36,13 @@ def times(shape: Iterable[int]) -> str:
     '3 x 224 x 224'
     """
     return " x ".join(map(str, shape))
+
+
+def shown(value: Any) -> str:
+    """A value in a message, not too long of it."""
+    brief = reprlib.Repr()
+    brief.maxstring = brief.maxother = brief.maxlong = 60
+    try:
+        return brief.repr(value)
+    except ValueError:  # Python's limit of digits
+        return "a huge number"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from visattn.cli.parsing import parse
+from visattn.cli.streams import make_writable
 from visattn.missing import saying_what_to_install
 from visattn.models.plugins import loaded
 from visattn.training import slurm
@@ -17,6 +18,7 @@ from visattn.training.train import train
 
 def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
     """Train a model and return the exit code: 0 on success, 130 after Ctrl-C, 143 after SIGTERM."""
+    make_writable()
     argv = list(sys.argv[1:] if argv is None else argv)
     with Signals() as signals:
         try:

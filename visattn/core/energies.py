@@ -28,12 +28,12 @@ def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
 
 
 def cosine(query: Tensor, key: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-    """cos(q, k) / temperature; zero where one of them has no length."""
+    """cos(q, k) / temperature; zero where either is a zero vector."""
     return dot(unit(query), unit(key)) / temperature
 
 
 def unit(x: Tensor) -> Tensor:
-    """Vectors of length one, in single precision at least; those without length stay zero."""
+    """Normalise vectors to length one, in single precision at least; zero vectors stay zero."""
     return F.normalize(precise(x), dim=-1)
 
 

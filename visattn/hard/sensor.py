@@ -51,3 +51,21 @@ def _offsets(side: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """(x, y) of the pixels of a square from its centre, row by row."""
     line = torch.arange(side, device=device, dtype=dtype) - (side - 1) / 2
     return torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).flatten(0, 1)
+
+
+def coverage(points: Tensor, size: tuple[float, float], image: tuple[int, int]) -> Tensor:
+    """How many glimpses the centre of each pixel lies in, (B, H, W).
+
+    Args:
+        points: (B, T, 2), the centres of the glimpses.
+        size: height and width of a glimpse in pixels.
+        image: height and width of the image.
+
+    >>> coverage(torch.tensor([[[-0.5, -0.5], [0.0, 0.0]]]), (2, 2), (4, 4))[0, 1]
+    tensor([1., 2., 1., 0.])
+    """
+    (height, width), (rows, columns) = size, image
+    x, y = (points[..., 0] + 1) / 2 * columns, (points[..., 1] + 1) / 2 * rows  # (B, T)
+    near_x = ((torch.arange(columns) + 0.5) - x[..., None]).abs() <= width / 2  # (B, T, W)
+    near_y = ((torch.arange(rows) + 0.5) - y[..., None]).abs() <= height / 2  # (B, T, H)
+    return torch.einsum("bth,btw->bhw", near_y.float(), near_x.float())

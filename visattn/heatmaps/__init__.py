@@ -1,4 +1,4 @@
-"""Model and image to heatmap."""
+"""Heatmaps: what a model looks at in an image."""
 
 from visattn.heatmaps.capture import Maps, capture
 from visattn.heatmaps.explaining import attention_heads, explain, list_methods, relate

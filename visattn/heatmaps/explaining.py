@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,13 +19,14 @@ from visattn.heatmaps.scaling import to_heatmap
 from visattn.heatmaps.targets import Target, check_names, class_names, number_of_classes, resolve
 from visattn.heatmaps.watch.inspection import inspection_copy
 from visattn.missing import saying_what_to_install
-from visattn.models.attach import example_images
+from visattn.models.places import example_images
+from visattn.modules import check_default_device
 
 
 class MethodList(list[str]):
     """Names of the methods that work on a model.
 
-    ``reasons`` says of the others why they do not.
+    ``reasons`` says why the others do not.
     """
 
     def __init__(self, reasons: dict[str, str | None]) -> None:
@@ -37,17 +39,18 @@ class MethodList(list[str]):
 
 
 def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
-    """The methods that can work on a model; ``.reasons`` of the list says why not for the others.
+    """List the methods that work on a model; ``.reasons`` of the list says why the others do not.
 
     Args:
         model: any classifier or encoder.
-        example: a batch of images that it accepts; needed only if the network does not say its input size.
+        example: a batch of images that it accepts; needed only if the network does not state its input size.
 
     >>> import timm
     >>> methods = list_methods(timm.create_model("test_resnet"))
     >>> "gradcam" in methods, methods.reasons["rollout"]
     (True, 'the model has no attention between tokens')
     """
+    check_default_device()
     model = inspectable(model)
     images = as_batch(model, next(iter(example_images(model))) if example is None else example)
     advice = ": give example=, a batch of images that it accepts" if example is None else ""
@@ -66,17 +69,17 @@ def explain(
     frames: bool = False,
     **options: Any,
 ) -> Explanation:
-    """What a model looks at.
+    """Explain what a model looks at.
 
-    The model is left as it was found: modes, gradients, hooks, and random numbers, unless it draws some itself.
+    The model is left as it was: modes, gradients, hooks and, unless it draws random numbers itself, the random state.
 
     Args:
         model: any classifier, timm's or yours; or a model without classes (an encoder, a segmenter), for methods that
             need none: ``target`` and ``probability`` of the result are None then.
-        x: one image (C, H, W) or a batch (B, C, H, W), normalised as the model wants it.
+        x: one image (C, H, W) or a batch (B, C, H, W), normalised as the model expects.
         method: see :func:`list_methods`.
-        target: the class to explain: its index, its name, or a list with one for every image; the predicted one unless
-            given.
+        target: the class to explain: its index, its name, or a list with one for every image; the predicted class by
+            default.
         classes: names of the classes in order; known for ImageNet.
         frames: also keep the map after every layer (``rollout``).
         **options: of the method, such as ``layer=`` and ``head=`` of ``attention``, ``fusion=`` and ``discard=`` of
@@ -88,6 +91,7 @@ def explain(
     >>> e.heatmap.shape, e.raw.shape, e.layers[0]
     (torch.Size([2, 160, 160]), torch.Size([2, 10, 10]), 'blocks.0.attn')
     """
+    check_default_device()
     if not isinstance(method, str):
         raise TypeError(f"method is one name, got {method!r}")
     chosen = METHODS[method]
@@ -109,6 +113,8 @@ def explain(
         wanted = resolve(target, len(images), number, classes)
         request.target = None if wanted is None else wanted.to(images.device)
         result = chosen.run(request, **options)
+        if chosen.signed:
+            result = replace(result, maps=result.maps.clamp(min=0))
         if request.logits is None and number > 0:
             with torch.no_grad():
                 request.run()
@@ -131,7 +137,7 @@ def explain(
 
 
 def _probability(request: Request) -> tuple[float, ...] | None:
-    """Of the targets; None where there is nothing to compare them with."""
+    """The probabilities of the targets; None where there is nothing to compare them with."""
     if request.logits is None or request.target is None or request.logits.shape[1] < 2:
         return None
     return tuple(request.logits.float().softmax(1).gather(1, request.target[:, None])[:, 0].tolist())
@@ -156,8 +162,8 @@ def attention_heads(
 
     Args:
         model, x: as in :func:`explain`.
-        layers: names or numbers; all with patches unless given.
-        heads: numbers; all unless given.
+        layers: names or numbers; all layers with patches by default.
+        heads: numbers; all by default.
     """
     model = inspectable(model)
     images = as_batch(model, x)

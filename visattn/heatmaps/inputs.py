@@ -1,4 +1,4 @@
-"""The model and the images that a method is given: checked, inspectable, as a batch; and as a person sees them."""
+"""Check and unwrap the model, make a batch of the images, and make the batch displayable again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def inspectable(model: nn.Module) -> nn.Module:
 
 
 def as_batch(model: nn.Module, x: Tensor) -> Tensor:
-    """(B, C, H, W) on the model's device and of its type."""
+    """The images as (B, C, H, W), on the model's device and of its type."""
     got = type(x).__name__
     if isinstance(x, Tensor):
         dense = x.layout is torch.strided and not x.is_nested
@@ -44,7 +44,7 @@ def as_batch(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def displayable(model: nn.Module, images: Tensor) -> Tensor:
-    """(B, C, H, W) in [0, 1], for a person: normalisation undone as far as it is known."""
+    """The images in [0, 1], for people: normalisation undone as far as it is known."""
     images = images.detach().float().cpu()
     config = getattr(model, "pretrained_cfg", None) or {}
     mean, std = config.get("mean"), config.get("std")
@@ -57,7 +57,7 @@ def displayable(model: nn.Module, images: Tensor) -> Tensor:
 
 @contextmanager
 def refusals_explained(model: nn.Module, images: Tensor, advice: str = "") -> Iterator[None]:
-    """When something fails because the model does not take these images at all, say that instead."""
+    """If something fails because the model does not accept these images at all, say that instead."""
     try:
         yield
     except Exception as error:

@@ -3,10 +3,10 @@ r"""How much of each patch is in each token, carried from layer to layer.
 .. math:: R_q \leftarrow R_q + E R_k
 
 :math:`R` has a row for every token that is alive and a column for every source: patches of the first layer with
-attention, and learnt tokens. One such matrix is kept, whatever the number of layers. Windows are multiplied one by one;
-where a network pools its tokens, their rows are averaged; keys that were pooled for one layer only are averages of the
-rows they were pooled from. Sources are summed in squares where there are very many, which changes nothing but the
-resolution. Convolutions between layers are taken to be local.
+attention, and learnt tokens. Only one such matrix is kept, however many layers there are. Windows are multiplied one by
+one. Where a network pools its tokens, their rows are averaged; keys that were pooled for one layer only are averages of
+the rows they were pooled from. If there are very many sources, neighbouring ones are merged, which changes nothing but
+the resolution. Convolutions between layers are assumed to be local.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Propagation:
         self.open: tuple[Tokens, Tensor] | None = None  # (B, windows, N, sources) of the last queries, not yet filed
 
     def add(self, layer: Layer, fused: Callable[[], Iterable[Tensor]]) -> None:
-        """Go through a layer, in place; where there is much to go through, for one half of the sources at a time.
+        """Propagate through a layer, in place; if there is a lot to propagate, one half of the sources at a time.
 
         Args:
             layer: whose keys are patches or learnt tokens.
@@ -167,7 +167,7 @@ class Propagation:
         return start.scatter_(1, cells[:, None], 1).expand(len(like), -1, -1)
 
     def _file(self) -> None:
-        """Put the rows of the last queries to where they are found."""
+        """File the rows of the last queries under their tokens."""
         if self.open is None:
             return
         (tokens, rows), self.open = self.open, None
@@ -196,7 +196,7 @@ class Propagation:
 
 
 def without_padding(fused: Tensor, keys: Tokens, normalised: bool) -> Tensor:
-    """Weights on padding are shared out among the others, or dropped."""
+    """Redistribute the weight on padding over the other keys, or drop it."""
     if keys.padding is None:
         return fused
     kept = fused.masked_fill(on_device(keys.padding, fused.device)[:, None], 0)
@@ -208,7 +208,7 @@ def _area(grid: Grid) -> int:
 
 
 def _coarser(grid: Grid) -> Grid:
-    """The grid, or so many patches joined that there are not too many."""
+    """The grid, with neighbouring patches merged until there are few enough."""
     joined = 1
     while -(-len(grid.rows) // joined) * -(-len(grid.columns) // joined) > MOST_SOURCES:
         joined += 1

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from visattn.heatmaps.balanced import balanced
 from visattn.registry import suggest
 
 T = TypeVar("T")
@@ -19,10 +20,10 @@ class MethodResult:
     """What a method found.
 
     Args:
-        maps: (B, height, width), not negative, at the method's own resolution.
+        maps: (B, height, width) at the method's own resolution; negative only by methods whose maps are signed.
         layers: the modules that it comes from, by name.
-        frames: the same after each layer, if that was asked for.
-        extra: what else a method found, such as gates, affinities or fixations.
+        frames: the same after each layer, if requested.
+        extra: anything else the method found, such as gates, affinities or fixations.
     """
 
     maps: Tensor
@@ -57,7 +58,7 @@ class Request:
         model: nn.Module | None = None,
         images: Tensor | None = None,
     ) -> None:
-        """One forward pass, of a wrapped model or on images that need gradients if these are given."""
+        """Run one forward pass; of another (wrapped) model, or on images that require gradients, if given."""
         with context or nullcontext():
             output = (model or self.model)(self.images if images is None else images)
         self._output = class_scores(self.model, output)
@@ -78,8 +79,19 @@ class Request:
         return output.gather(1, self.target[:, None]).sum()
 
 
+def backward_pass(request: Request, *, is_balanced: bool, weights: bool = False) -> AbstractContextManager[Any]:
+    """A context for forward passes whose gradients will be asked for: balanced ones, or the usual ones.
+
+    Args:
+        request: whose model will run.
+        is_balanced: which of them.
+        weights: whether gradients of attention weights will be asked for.
+    """
+    return balanced(request.model, weights=weights) if is_balanced else nullcontext()
+
+
 def class_scores(model: nn.Module, output: Any) -> Tensor | None:
-    """(B, classes): what a classifier returns, or the first part of it; None if the model has no classes.
+    """(B, classes): the output of a classifier, or its first part; None if the model has no classes.
 
     It has none if it says so (``num_classes=0``), or if it returns something else: features, a map, tokens.
     """

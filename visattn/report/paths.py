@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,6 +14,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
+from visattn.hard.sensor import coverage
 from visattn.report.figures import plain, save, show
 from visattn.report.heatmaps import RIGHT, WRONG, Answer
 from visattn.report.sheets import EDGE, LABEL, TITLE, Sheet, fitted
@@ -34,11 +36,9 @@ def draw_fixations(path: Path, image: NDArray[np.uint8], fixations: Fixations, t
     sheet = Sheet(2 * (width + EDGE) + EDGE, TITLE + LABEL + height + EDGE, title)
     rows, columns = image.shape[:2]
     centres = _centres(fixations, image)
-    seen = np.zeros((rows, columns), dtype=bool)
-    for x, y in centres:
-        across = np.abs(np.arange(columns) + 0.5 - x) <= fixations.size[0] / 2
-        down = np.abs(np.arange(rows) + 0.5 - y) <= fixations.size[1] / 2
-        seen |= down[:, None] & across
+    width_seen, height_seen = fixations.size
+    points = torch.from_numpy(fixations.points)[None]
+    seen = coverage(points, (height_seen, width_seen), (rows, columns))[0].numpy() > 0
     darkened = np.where(seen[..., None], image, image // 4)
 
     count = len(centres)

@@ -16,11 +16,11 @@ import visattn
 from visattn.data.datamodule import ImageData
 from visattn.data.preparation import Preparation
 from visattn.data.sources import AnySource, open_source
-from visattn.listing import times
+from visattn.listing import shown, times
 from visattn.models import create_model
 from visattn.models.attach import Init
 from visattn.models.names import model_config
-from visattn.models.saving.card import CARD, check_card, shown
+from visattn.models.saving.card import CARD, check_card
 from visattn.models.saving.description import describe
 from visattn.models.survey import dry_run
 from visattn.training.classifier import Classifier, ShardedClassifier

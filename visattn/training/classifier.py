@@ -18,7 +18,8 @@ from typing_extensions import override
 from visattn.data.loader import IGNORE
 from visattn.models.patch import Patch
 from visattn.models.saving.weights import CARD_KEY
-from visattn.models.wrapping import NAME, wrappers
+from visattn.models.wrapper import NAME
+from visattn.models.wrapping import wrappers
 from visattn.policy import DecisionModule, policy_term, take_decisions
 from visattn.training.metrics import Accuracy, Confusion, Mean
 from visattn.training.optimisation import apply_recipe, cosine_with_warmup, create_optimizer, new_parts, recipe

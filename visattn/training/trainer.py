@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 from typing_extensions import override
 
-from visattn.models.saving.card import shown
+from visattn.listing import shown
 from visattn.training.averaging import Averaging
 from visattn.training.checkpoints import SafeCheckpointIO, load_checkpoint
 from visattn.training.interruption import Interruption, take_over

@@ -37,8 +37,8 @@ def attention(request: Request, *, layer: str | int | None = None, head: int | N
 
     Args:
         request: model and images.
-        layer: name of the layer, or its number (-1 is the last); the last one whose keys are patches unless given.
-        head: only this one; the mean of all unless given.
+        layer: name of the layer, or its number (-1 is the last); by default the last one whose keys are patches.
+        head: only this one; the mean of all by default.
     """
     found = geometry(request.model, request.images)
     chosen = choose_layer(found.layers, layer)
@@ -104,8 +104,8 @@ def seen_by_readers(layer: Layer, call: Call, heads: Sequence[int | None]) -> Te
     """(B, heads, height, width): the weights of those queries that the output reads, or of all, summed over windows.
 
     Args:
-        layer, call: whose weights they are.
-        heads: which ones; None is the mean of all.
+        layer, call: the layer and its attention.
+        heads: which heads; None is the mean of all.
     """
     read = layer.read if layer.read.any() else torch.ones_like(layer.read)
     readers = on_device(read, call.output.device)

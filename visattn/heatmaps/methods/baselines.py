@@ -1,4 +1,4 @@
-"""Heatmaps that know nothing of the model, or next to nothing: what others must be better than."""
+"""Baselines that know nothing of the model, or next to nothing: a useful method must beat them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CELLS = 14  # along the shorter side of a random map
 
 @register_method("random", of_class=False)
 def random(request: Request, *, seed: int = 0) -> MethodResult:
-    """Noise, at the resolution of patches; a function of the seed and the position in the batch."""
+    """Noise at patch resolution, determined by the seed and the position in the batch."""
     if not -(2**63) <= seed < 2**64:
         raise ValueError(f"a seed is a whole number of 64 bits, got {seed}")
     height, width = request.images.shape[-2:]
@@ -42,13 +42,3 @@ def edge(request: Request) -> MethodResult:
     with full_precision(grey.device):
         slopes = F.conv2d(F.pad(grey, (1, 1, 1, 1), mode="replicate"), kernels)
     return MethodResult(slopes.square().sum(1).sqrt())
-
-
-@register_method("input_gradient")
-def input_gradient(request: Request) -> MethodResult:
-    """The largest change of the class score per change of a pixel (Simonyan et al. 2014, arXiv:1312.6034)."""
-    images = request.images.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        request.run(images=images)
-        (gradient,) = torch.autograd.grad(request.score(), images)
-    return MethodResult(gradient.abs().amax(1))

@@ -1,4 +1,4 @@
-"""What attention blocks of visattn did to a feature map: the gates they applied, and what related to what."""
+"""The gates that attention blocks of visattn applied to a feature map, and the affinities they computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from visattn.heatmaps.methods.base import register_method
 from visattn.heatmaps.request import MethodResult, Request, entry_named
 from visattn.heatmaps.scaling import FINE
 from visattn.models.patch import Patch
-from visattn.models.wrapping import attachments, plain_name
+from visattn.models.wrapper import plain_name
+from visattn.models.wrapping import attachments
 
 
 def why_no_gates(model: nn.Module, images: Tensor) -> str | None:
@@ -36,7 +37,7 @@ def gates(request: Request, *, layer: str | None = None) -> MethodResult:
 
     Args:
         request: model and images.
-        layer: name of the block; the last one with a spatial map of at least 7x7 unless given.
+        layer: name of the block; by default the last one with a spatial map of at least 7x7.
     """
     with torch.no_grad():
         maps, channels, related = _gates(request)

@@ -36,12 +36,12 @@ def why_no_rollout(model: nn.Module, images: Tensor) -> str | None:
 
 @register_method("rollout", why_not=why_no_rollout, looks_at_layers=True, of_class=False)
 def rollout(request: Request, *, fusion: str = "mean", discard: float = 0.0) -> MethodResult:
-    """What the output is made of, if every layer passed on half of what it attends to and half of what it had.
+    """Trace the output back to the patches, as if every layer passed on half attention and half identity.
 
     Args:
         request: model and images.
-        fusion: how heads become one: ``mean``, ``max`` or ``min``.
-        discard: this share of the smallest weights of every layer is left out.
+        fusion: how heads are merged: ``mean``, ``max`` or ``min``.
+        discard: the fraction of every layer's smallest weights to leave out.
     """
     if fusion not in FUSIONS:
         raise ValueError(f"unknown fusion {fusion!r}: {suggest(fusion, FUSIONS)}")

@@ -12,7 +12,7 @@ FIRST = ("input", "self", "tensors", "batch1", "mat1")  # names of arguments tha
 
 
 def operands_of(args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
-    """Tensors and numbers that a function was given, in their order."""
+    """The tensors and numbers that a function was given, in order."""
     named = [(key, value) for key, value in kwargs.items() if isinstance(value, Tensor) and key != "out"]
     named.sort(key=lambda each: each[0] not in FIRST)
     return [*(x for x in args if isinstance(x, Tensor | float | int)), *(value for _, value in named)]
@@ -41,14 +41,14 @@ def axis_from_end(x: Tensor, args: Any, kwargs: Mapping[str, Any]) -> int:
 
 
 def single_axis(dims: Any) -> int | None:
-    """One axis, however it is given."""
+    """The only axis, whether given as a number or a list; None if there are several."""
     if isinstance(dims, tuple | list) and len(dims) == 1:
         (dims,) = dims
     return dims if isinstance(dims, int) else None
 
 
 def axis_after(x: Tensor, axis: int | None, y: Tensor) -> int | None:
-    """Where an axis has come to when one tensor was made of another, from behind; None if that is not plain to see."""
+    """Where an axis of one tensor is in a tensor made from it, counted from the last; None if that is not clear."""
     if axis is None:
         return None
     length, step = x.shape[axis], x.stride(axis)

@@ -34,7 +34,7 @@ class Root(Step):
 
     Args:
         size: the number of weights.
-        distribution: as it was born; None if these are exponentials that nobody has divided yet,
+        distribution: as it was computed; None if these are exponentials that have not been divided yet,
         axis: and the axis along which it sums to one, from behind.
         logarithm: whether it is the logarithm of a distribution.
     """
@@ -45,7 +45,7 @@ class Root(Step):
     logarithm: bool = False
 
     def used(self) -> Tensor | None:
-        """The distribution, if it is still there; from now on it is so only as long as the model itself keeps it."""
+        """The distribution, if it is still there; from now on it is kept only as long as the model itself keeps it."""
         held = self.distribution
         if isinstance(held, Tensor):
             self.distribution = TensorWeakRef(held)
@@ -81,7 +81,7 @@ class LogTotal:
 
 @dataclass(frozen=True)
 class Pair:
-    """A descendant times something larger, not summed yet."""
+    """A descendant times something larger, not yet summed."""
 
     weights: Weights
     operands: tuple[Tensor, Tensor]
@@ -89,7 +89,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Raw:
-    """Exponentials times values, not divided yet."""
+    """Exponentials times values, not yet divided."""
 
     use: Use
 
@@ -101,7 +101,7 @@ class Use:
     Args:
         weights: what is known of the weights in the product.
         product: of weights and values.
-        divided: what came of the product, if that was normalised and not the weights.
+        divided: the normalised product, if that was normalised instead of the weights.
     """
 
     weights: Weights

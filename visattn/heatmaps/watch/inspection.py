@@ -1,4 +1,4 @@
-"""How methods look into a model that others may be using at the same time."""
+"""Inspect a model that others may be using at the same time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from visattn.modules import evaluating, sharing_copy, uncompiled, weightless_cop
 
 @contextmanager
 def inspection_copy(model: nn.Module) -> Iterator[nn.Module]:
-    """What to run instead of a model: evaluation mode, as written, and with gradients possible.
+    """A stand-in for a model: in evaluation mode, uncompiled and differentiable.
 
-    It is a copy with the same weights: hooks, modes and whatever else a method does to it are not seen by others who
-    use the model. Only a network that cannot be copied, such as one whose weights are shared out among processes, is
-    run itself.
+    It is a copy that shares the weights, so that hooks, modes and whatever else a method does to it are invisible to
+    others who use the model. Only a network that cannot be copied, such as one with sharded weights, is run itself.
     """
     with torch.inference_mode(False):
         try:
@@ -29,7 +28,7 @@ def inspection_copy(model: nn.Module) -> Iterator[nn.Module]:
             own = model
         if own is not model:
             _uncompile_parts(own)
-            _store_all(own)
+            _disable_checkpointing(own)
             own.register_forward_pre_hook(_with_own_images)
             note_original(own, model)
             yield own
@@ -39,7 +38,7 @@ def inspection_copy(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _with_own_images(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A network may change in place what it is given, and it is given the same images more than once."""
+    """A network may change its input in place, and is given the same images more than once."""
     images = given[0] if given else None
     if (
         isinstance(images, Tensor)
@@ -66,7 +65,7 @@ def _leaves_alone(model: nn.Module, images: Tensor) -> bool:
 
 
 class _Writing(TorchDispatchMode):
-    """Notes whether an operation writes to the memory of a tensor, by whatever name."""
+    """Note whether an operation writes to the memory of a tensor, by whatever name."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
@@ -83,8 +82,8 @@ class _Writing(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _store_all(model: nn.Module) -> None:
-    """Switch gradient checkpointing off: what is computed again in a backward pass cannot be followed."""
+def _disable_checkpointing(model: nn.Module) -> None:
+    """Switch gradient checkpointing off: what is recomputed in a backward pass cannot be followed."""
     for module in model.modules():
         for flag in ("grad_checkpointing", "gradient_checkpointing"):  # timm's and transformers' word
             if getattr(module, flag, False) is True:
@@ -92,7 +91,7 @@ def _store_all(model: nn.Module) -> None:
 
 
 def _uncompile_parts(model: nn.Module) -> None:
-    """Put the modules themselves in the place of what ``torch.compile`` made of them."""
+    """Replace compiled modules by the modules themselves."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if "_orig_mod" in child._modules:

@@ -97,7 +97,7 @@ class Layer:
         order: (windows, heads), where each map of one image is among these.
         queries, keys: what rows and columns are.
         read: (windows, Nq), which of the rows the output of the model depends on without further attention.
-        beside: whether its module attends several times beside each other: it is only a part, some heads or queries.
+        beside: whether its module attends several times in parallel: this is only a part, some heads or queries.
     """
 
     name: str
@@ -116,17 +116,17 @@ class Layer:
 
     @property
     def windows(self) -> int:
-        """Number of windows that attend by themselves."""
+        """Number of windows that attend separately."""
         return self.order.shape[0]
 
     @property
     def leads_on(self) -> bool:
-        """Whether it collects from patches into tokens, so that one can follow what it collects."""
+        """Whether it collects from patches into tokens, so that what it collects can be followed."""
         return self.keys.spatial and (self.queries.spatial or bool(self.queries.learnt))
 
     @property
     def kind(self) -> str:
-        """In a word or two, for people."""
+        """A short description for people."""
         if not self.keys.spatial:
             return "not spatial"
         if not self.queries.spatial:

@@ -1,18 +1,18 @@
-"""Distributions in a forward pass, from where they come into being to where they are multiplied by values.
+"""Distributions in a forward pass, from where they are computed to where they are multiplied by values.
 
-A distribution is born
+A distribution is computed
 
-- of ``softmax`` and its kin, or one of :mod:`visattn.core.distributions`;
-- of exponentials (or another distribution) that are divided by their own sum;
-- of the exponential of ``log_softmax``, or of energies less their ``logsumexp``.
+- by ``softmax`` and its kin, or one of :mod:`visattn.core.distributions`;
+- by dividing exponentials (or another distribution) by their own sum;
+- as the exponential of ``log_softmax``, or of energies less their ``logsumexp``.
 
 It is followed through whatever happens to it (dropout, casts, masks, talking heads, another order of the axes), as long
-as it does not become larger: what is larger is no map any more, but what a gate was applied to. In the end it is
-multiplied by values (:mod:`visattn.heatmaps.watch.products`), or it was no attention. Exponentials may be multiplied by
-values first, and the product divided by their sum.
+as it does not grow: something larger is no longer a map, but what a gate was applied to. In the end it is multiplied by
+values (:mod:`visattn.heatmaps.watch.products`), or it was not attention. Exponentials may be multiplied by values
+first, and the product divided by their sum.
 
 It may be multiplied more than once, as a whole or part by part. What has been reported is marked, and with it all that
-descends from it, since it is there already; its brothers and sisters are not.
+descends from it; its siblings are not.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Lineages:
         self._known: Any = WeakTensorKeyDictionary()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all tensors."""
         self._known.clear()
 
     def __getitem__(self, x: Any) -> Known | None:

@@ -20,9 +20,9 @@ REQUIRES_GRAD = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 @contextmanager
 def _keeping_zeros(model: nn.Module) -> Iterator[None]:
-    """Keep of the numbers that a backward pass needs only where they are zero, since no more is asked of it.
+    """Save for the backward pass only where tensors are zero, since no more is asked of it.
 
-    They would take many times the memory of the forward pass itself.
+    The tensors themselves would take many times the memory of the forward pass.
     """
     own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
 
@@ -93,7 +93,7 @@ def read_rows(model: nn.Module, example: Tensor) -> list[tuple[Tensor, bool]]:
 
 
 def _depends(x: Tensor, leaf: Tensor) -> bool:
-    """Whether a tensor was made of a leaf of the graph."""
+    """Whether a tensor depends on a leaf of the graph."""
     waiting = [x.grad_fn]
     seen = {*waiting}
     while waiting:

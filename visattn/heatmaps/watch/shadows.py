@@ -37,7 +37,7 @@ def compact(s: Tensor) -> Tensor:
 
 
 def compact_copy(s: Tensor) -> Tensor:
-    """The same numbers in memory of their own, those that are repeated only once."""
+    """A copy that stores repeated numbers only once."""
     return compact(s).clone().expand(s.shape)
 
 
@@ -60,7 +60,7 @@ def prefer_places(new: Shadow, old: Shadow) -> Shadow:
 
 
 def reshaped(s: Tensor, shape: torch.Size) -> Tensor:
-    """In another shape; a number that is repeated along axes is kept only once."""
+    """In another shape; a number that is repeated along axes is stored only once."""
     small, new = list(s.shape), list(shape)
     apart: list[int] = []  # axes that one axis falls into
     before = after = 0  # the next axis of each
@@ -88,7 +88,7 @@ def reshaped(s: Tensor, shape: torch.Size) -> Tensor:
 
 
 def joined(name: str, parts: Sequence[Tensor], dim: int, output: Tensor) -> Tensor:
-    """Parts one after the other; what is the same in all of them along an axis is kept only once."""
+    """Parts one after the other; what is repeated along an axis in all of them is stored only once."""
     if name == "stack":
         return torch.stack(list(parts), dim)
     for axis in range(output.ndim):
@@ -109,7 +109,7 @@ def all_placed(rows: Tensor) -> bool:
 
 
 def middle(s: Tensor, axis: Any, shadow: Shadow, keepdim: bool = True) -> Tensor:
-    """What is the same along axes, or else the middle of places in the image; a mixture of other things is nowhere."""
+    """What is constant along axes, or else the middle of places in the image; any other mixture is nowhere."""
     axes = [axis] if isinstance(axis, int) else list(axis)
     rows = shadow[0]
     if all(each.stride(a) == 0 or each.shape[a] == 1 for each in shadow for a in axes):
@@ -127,7 +127,7 @@ def middle(s: Tensor, axis: Any, shadow: Shadow, keepdim: bool = True) -> Tensor
 
 
 def unfolded(s: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
-    """Padding is nowhere, not at the corner."""
+    """Unfolded windows, in which padding is nowhere instead of at the corner."""
     rows, columns = padding
     padded = F.pad(s, (columns, columns, rows, rows), value=math.nan)
     return F.unfold(padded, kernel, dilation, 0, stride)

@@ -38,7 +38,7 @@ def learnt_tokens(model: nn.Module) -> set[int]:
 
 
 def trace(model: nn.Module, images: Tensor, look: Callable[[Call, Tracing], T]) -> list[T]:
-    """Run a network on images of this shape; what a function says of every use of attention while shadows are there."""
+    """Run a network on images of this shape; what a function says about every use of attention and its shadows."""
     blank = torch.empty_like(images, device="meta")
     calls: list[Call] = []
     try:
