@@ -5,6 +5,7 @@ from visattn.examination import examine
 from visattn.heatmaps import capture, explain, list_methods
 from visattn.models import attach, attachments, create_model, detach, load_model, load_state_dict, save_model
 from visattn.prediction import predict
+from visattn.scoring import evaluate
 
 __version__ = "0.1.0"
 
@@ -16,6 +17,7 @@ __all__ = [
     "create_block",
     "create_model",
     "detach",
+    "evaluate",
     "examine",
     "explain",
     "list_blocks",

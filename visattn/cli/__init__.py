@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import visattn
-from visattn.cli import blocks, heatmap, predict
+from visattn.cli import blocks, evaluate, heatmap, predict
 from visattn.files import printable
 from visattn.models.plugins import load_plugin
 
@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a model (visattn train --help)", add_help=False)
     heatmap.add_command(commands)
+    evaluate.add_command(commands)
     predict.add_command(commands)
     blocks.add_command(commands)
     for name, command in commands.choices.items():

@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, image_command, named_images, named_model, progress
+from visattn.cli.inputs import (
+    DONE,
+    NOTHING,
+    PARTLY,
+    LeftOut,
+    image_command,
+    listed,
+    named_images,
+    named_model,
+    progress,
+)
 from visattn.examination import DEFAULT, WITH_PATCHES
 from visattn.report.views import ON_SHEETS
 
@@ -53,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     # Whatever can be wrong with the request is said before anything is computed.
     left_out = LeftOut()
-    methods = _names(arguments.method)
+    methods = listed(arguments.method, "--method")
     for name in methods or ():
         METHODS[name]
     layers, heads = _layers(arguments.layers), _heads(arguments.heads)
@@ -83,19 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
     return left_out.code
 
 
-def _names(text: str | None, flag: str = "--method") -> list[str] | None:
-    """What stands between the commas, each once."""
-    if text is None:
-        return None
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names:
-        raise ValueError(f"{flag} is empty")
-    return names
-
-
 def _layers(text: str | None) -> str | list[str | int] | None:
     """Names and numbers of layers, or all."""
-    names = _names(text, "--layers")
+    names = listed(text, "--layers")
     if names is None or names == ["all"]:
         return None if names is None else "all"
     return [_number(name) for name in names]
@@ -103,7 +103,7 @@ def _layers(text: str | None) -> str | list[str | int] | None:
 
 def _heads(text: str | None) -> str | list[int] | None:
     """Numbers of heads, or all."""
-    names = _names(text, "--heads")
+    names = listed(text, "--heads")
     if names is None or names == ["all"]:
         return None if names is None else "all"
     numbers = []

@@ -27,7 +27,7 @@ def find_annotations(folder: str | Path) -> dict[str, Path]:
     if not os.path.isdir(folder):
         raise ValueError(f"there is no folder {str(folder)!r} of masks")
     names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
-    found = {}
+    found: dict[str, Path] = {}
     for name in names:
         stem, extension = os.path.splitext(name)
         if extension.lower() == ".xml" or extension.lower() in EXTENSIONS:
@@ -60,7 +60,7 @@ def read_annotation(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
         raise ValueError(f"{error.path}: {error.reason}") from None
     if picture.shape[:2] != size:
         raise ValueError(f"{str(path)!r} is {times(picture.shape[:2])}, but its image is {times(size)} pixels")
-    return picture.any(2)
+    return np.asarray(picture.any(2))
 
 
 def read_boxes(path: Path) -> list[Box]:
