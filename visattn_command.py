@@ -1,22 +1,23 @@
-"""The ``visattn`` command, while everything is still being imported, which takes seconds.
+"""Entry point of the ``visattn`` command, in charge while imports run, which takes seconds.
 
-It is a module beside the package, since whatever is in the package comes after ``import visattn``.
+It is outside the package, because anything inside runs only after ``import visattn``.
 """
 
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 
 @contextmanager
 def leaving_at_once(last_words: bytes = b"") -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the process without a word, or with these."""
+    """Let Ctrl-C and SIGTERM end the process at once, after writing ``last_words``."""
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        os.write(sys.stderr.fileno(), last_words)
+        with suppress(OSError):  # stderr may be closed
+            os.write(2, last_words)
         os._exit(128 + number)
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -27,13 +28,23 @@ def leaving_at_once(last_words: bytes = b"") -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def check_folder(prog: str) -> None:
+    """End with a word if the folder that one is in was deleted: torch's libraries end without one."""
+    try:
+        os.getcwd()
+    except OSError:
+        sys.exit(f"{prog}: the current folder is not there any more: change to another one")
+
+
 def main() -> int:
     """Import the command and run it."""
+    check_folder("visattn")
     with leaving_at_once():
         from visattn.cli import main as command
 
         if sys.argv[1:2] == ["train"]:
-            import visattn.cli.train  # noqa: F401
+            with suppress(ModuleNotFoundError):  # the command says which package is missing
+                import visattn.cli.train  # noqa: F401
     return command()
 
 

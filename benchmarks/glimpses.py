@@ -21,7 +21,7 @@ TARGETS = {"multiply-adds": 4.0, "peak memory": 3.0}
 
 
 def prepare(name: str, side: int, *, training: bool) -> Callable[[], object]:
-    """A forward pass, or one with a backward pass, of one image."""
+    """Prepare a forward pass of one image, with or without a backward pass."""
     torch.manual_seed(0)
     model = visattn.create_model(name).train(training)
     x = torch.rand(1, 3, side, side)

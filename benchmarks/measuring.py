@@ -1,4 +1,4 @@
-"""What the benchmarks measure with."""
+"""Measuring tools of the benchmarks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def peak() -> float:
 
 
 def growth(prepare: str, environment: Mapping[str, str] | None = None) -> float:
-    """Peak memory above the level after ``run = ...`` was prepared, of a first run in a process of its own."""
+    """Peak memory of a first run in a separate process, above the level after ``run = ...`` was prepared."""
     code = f"{prepare}; from benchmarks.measuring import peak; before = peak(); run(); print(peak(), before)"
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     after, before = map(float, result.stdout.split())

@@ -19,7 +19,7 @@ MODEL = "vit_small_patch16_224"
 
 
 def prepare(batch: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A forward pass and a rollout of the same model and images."""
+    """Prepare a forward pass and a rollout of the same model and images."""
     torch.manual_seed(0)
     model = timm.create_model(MODEL).eval()
     x = torch.rand(batch, 3, 224, 224)

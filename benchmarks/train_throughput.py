@@ -66,7 +66,7 @@ def with_a_bare_loop(settings: Settings, steps: int) -> float:
 
 
 def write_photographs(folder: Path, count: int) -> None:
-    """JPEG files of the size that ImageNet's have on average, 500 x 375, in two classes."""
+    """Write JPEG files of ImageNet's average size, 500 x 375, in two classes."""
     pictures = [getattr(photographs, name)() for name in ("chelsea", "coffee", "rocket", "astronaut")]
     for number in range(count):
         picture = cv2.resize(cv2.cvtColor(pictures[number % 4], cv2.COLOR_RGB2BGR), (500, 375))
@@ -87,7 +87,7 @@ def our_loader(folder: Path, workers: int) -> Callable[[], Iterable[Any]]:
 
 
 def timms_loader(folder: Path, workers: int) -> Callable[[], Iterable[Any]]:
-    """The same with timm."""
+    """Decode, crop, flip and normalise with timm."""
     loader: Any = create_loader(
         create_dataset("", root=str(folder / "train")), (3, 224, 224), 32, is_training=True, use_prefetcher=False,
         scale=(0.08, 1), hflip=0.5, color_jitter=0, interpolation="bilinear", num_workers=workers,
@@ -97,7 +97,7 @@ def timms_loader(folder: Path, workers: int) -> Callable[[], Iterable[Any]]:
 
 
 def images_per_second(batches: Iterable[torch.Tensor]) -> float:
-    """One pass."""
+    """Images per second of one pass over a loader."""
     began = time.perf_counter()
     count = sum(len(batch) for batch in batches)
     return count / (time.perf_counter() - began)

@@ -2,8 +2,8 @@
 
 Run: python benchmarks/where_to_look.py --out runs/where [--root data] [--only mnist]
 
-Trains what is not yet in ``--out`` (about five minutes per run on digits and twenty on the MNISTs, on one core), then
-writes the table of all runs that are there into docs/hard_attention.md, and draws docs/where_it_looks.png.
+Trains whatever is not yet in ``--out`` (about five minutes per run on digits and twenty on the MNISTs, on one core),
+then writes the table of all runs found there into docs/hard_attention.md and draws docs/where_it_looks.png.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SAMPLES = 10  # paths per image, for the second error
 
 @dataclass(frozen=True)
 class Task:
-    """Data, and the config that trains on them."""
+    """A data set, and the config that trains on it."""
 
     name: str
     config: str
@@ -70,7 +70,7 @@ def folder(out: Path, task: Task, policy: str, seed: int) -> Path:
 
 
 def train(task: Task, policy: str, seed: int, out: Path, root: str | None) -> None:
-    """One run, by the command that everybody uses."""
+    """Train one run with the ordinary command."""
     run = folder(out, task, policy, seed)
     command = [
         sys.executable, str(ROOT / "train.py"), "--config", str(ROOT / "configs" / f"{task.config}.yaml"),
@@ -87,8 +87,8 @@ def train(task: Task, policy: str, seed: int, out: Path, root: str | None) -> No
 class Outcome:
     """Errors on the validation images, and how often a fixation is on the object, all in percent.
 
-    ``borrowed`` and ``hits_elsewhere`` are what comes of following the path that the model chose for another image:
-    if the path did not depend on the image, they would be the same as ``error`` and ``hits``.
+    ``borrowed`` and ``hits_elsewhere`` follow the path that the model chose for another image: if the path did not
+    depend on the image, they would equal ``error`` and ``hits``.
     """
 
     error: float
@@ -113,7 +113,7 @@ def batches(source: Source) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
 
 @torch.no_grad()
 def measure(run: Path, source: Source) -> Outcome:
-    """Of the last epoch: the best one would have been chosen on the same images."""
+    """Measure the last epoch, since the best one would have been selected on the same images."""
     model = open_trained(None, str(run / "checkpoints" / "last.ckpt")).model
     assert isinstance(model, RAM)
     images, labels, masks = zip(*batches(source), strict=True)
@@ -142,7 +142,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def table(out: Path, root: str | None) -> str:
-    """All runs that are there, as Markdown."""
+    """Format all runs found, as Markdown."""
     lines = [
         "| data | policy | seeds | error | ten paths | another's path | fixations on the digit | another's fixations |",
         "|---|---|---|---|---|---|---|---|",
@@ -165,7 +165,7 @@ def table(out: Path, root: str | None) -> str:
 
 @torch.no_grad()
 def draw(out: Path, task: Task, count: int = 6) -> None:
-    """The paths of both policies on the first validation images."""
+    """Draw the paths of both policies on the first validation images."""
     source = task.source(None)
     assert source.mask is not None
     images, labels, masks = next(batches(source))

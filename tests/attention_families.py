@@ -17,7 +17,7 @@ import visattn
 from tests.families import TABLE as FAMILIES
 from tests.families import smallest, tensor
 from tests.models import model_and_images
-from visattn.heatmaps import Missed
+from visattn.heatmaps import MissedAttention
 from visattn.heatmaps.watch.geometry import geometry
 from visattn.heatmaps.watch.passes import computes_attention
 
@@ -161,7 +161,7 @@ def row(family: str, name: str) -> Row:
         result.remarks = reasons.get("rollout", "")
         if not independent(model, images):
             result.remarks = "timm's code mixes the images of a batch: explain one at a time"
-    except Missed as error:
+    except MissedAttention as error:
         result.methods = ", ".join(check_methods(model, images))
         result.remarks = f"no weights to see: {error}".split(": it has")[0]
     except (AssertionError, ValueError, RuntimeError) as error:

@@ -16,7 +16,7 @@ import torch
 
 import visattn
 from tests.models import model_and_images
-from visattn.models.attach import choose, survey_places
+from visattn.models.places import choose, survey_places
 
 TABLE = Path(__file__).parent.parent / "docs" / "families.md"
 

@@ -15,26 +15,30 @@ from torch import nn
 import visattn
 from tests import families
 from tests.models import model_and_images
+from tests.survival import SMALL_SWIN
+from tests.tiers import mostly_slow
 from visattn.blocks import block_info
-from visattn.models.attach import choose, survey_places
+from visattn.models.image_shape import ImageShape
 from visattn.models.layout import Layout, Place, grid, recognise
-from visattn.models.wrapping import Attached, ImageShape
+from visattn.models.places import choose, survey_places
+from visattn.models.wrapper import Attached
 
-KINDS = [
-    "test_resnet",
-    "test_convnext",
-    "test_vit",
-    "test_efficientnet",
-    "test_byobnet",
-    "test_nfnet",
-    "test_mambaout",
-    "vit_tiny_patch16_224",
-    "deit_tiny_distilled_patch16_224",
-    "swin_tiny_patch4_window7_224",
-    "levit_128s",
-    "densenet121",
-    "vit_dwee_patch16_reg1_gap_256",
-]
+# A network of every kind, shallower than timm builds it where that changes nothing but the time; and its images' side.
+KINDS = {
+    "test_resnet": ({}, 64),
+    "test_convnext": ({}, 64),
+    "test_vit": ({}, 160),
+    "test_efficientnet": ({}, 64),
+    "test_byobnet": ({}, 64),
+    "test_nfnet": ({}, 96),
+    "test_mambaout": ({}, 64),
+    "vit_tiny_patch16_224": ({"depth": 3}, 224),
+    "deit_tiny_distilled_patch16_224": ({"depth": 3}, 224),
+    "swin_tiny_patch4_window7_224": (SMALL_SWIN, 112),
+    "levit_128s": ({}, 224),
+    "densenet121": ({"block_config": (2, 2, 2, 2)}, 64),
+    "vit_dwee_patch16_reg1_gap_256": ({"depth": 3}, 256),
+}
 
 
 class SmallCNN(nn.Module):
@@ -52,7 +56,8 @@ class SmallCNN(nn.Module):
 @pytest.mark.parametrize("name", KINDS)
 def test_a_model_of_every_kind(name):
     """Bit for bit the same, trainable, and gone after detach; the sweep does this for every timm module."""
-    model, x = model_and_images(name)
+    options, side = KINDS[name]
+    model, x = model_and_images(name, size=(side, side), **options)
     assert families.check(model, x, "stages") > 0
     if survey_places(model).blocks():
         assert families.check(model, x, "blocks") > 0
@@ -73,7 +78,8 @@ def test_the_table_of_families_is_complete():
 @pytest.mark.parametrize("block", visattn.list_blocks())
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout"])  # NCHW, tokens, NHWC
 def test_every_block_starts_as_the_identity_and_learns(name, block):
-    model, x = model_and_images(name)
+    side = 160 if name == "test_vit" else 96
+    model, x = model_and_images(name, size=(side, side))
     before = model(x)
     narrow = "rd_ratio" in inspect.signature(block_info(block).factory).parameters
     visattn.attach(model, block, at="stages", **({"rd_ratio": 1 / 2} if narrow else {}))  # no unit dead by chance
@@ -221,7 +227,8 @@ def test_the_head_is_still_the_last_child():
     assert list(model.children())[-1] is model.fc
     trunk = nn.Sequential(*list(model.children())[:-1])
     assert trunk(x).shape[:2] == (2, 96)
-    assert any(name.endswith("fc1.weight") for name, _ in trunk.named_parameters())
+    kept = [name for name, _ in trunk.named_parameters() if name.endswith("fc1.weight")]
+    assert len(kept) == len(visattn.attachments(model)) > 0
 
 
 def test_stages_of_a_plain_cnn_are_behind_the_activation():
@@ -281,7 +288,7 @@ def test_layouts_are_recognised(shape, prefix, layout):
 
 def test_grids():
     assert grid(6, (20, 30)) == (2, 3)
-    assert grid(7, (10, 10)) in ((1, 7), (7, 1))
+    assert grid(7, (10, 10)) == (1, 7)
 
 
 @pytest.mark.parametrize(
@@ -440,7 +447,7 @@ def test_saved_weights_come_back():
     assert torch.equal(other(x), model(x))
 
 
-@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_vit"])
+@pytest.mark.parametrize("name", mostly_slow(["test_resnet", "test_convnext", "test_vit"], "test_vit"))
 def test_compiles_without_graph_breaks(name):
     torch._dynamo.reset()
     model, x = learned(name)
@@ -448,7 +455,7 @@ def test_compiles_without_graph_breaks(name):
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
+@pytest.mark.parametrize("name", mostly_slow(["test_resnet", "test_vit"], "test_vit"))
 def test_exports(name, tmp_path):
     model, x = learned(name)
     program = torch.export.export(model, (x,))

@@ -6,6 +6,7 @@ import pytest
 import timm
 
 from tests.attention_families import TABLE, row, smallest_with_attention
+from tests.tiers import mostly_slow
 
 ROWS = re.findall(r"^\| (\w+) \| `([\w.]+)` \| (\d+) \|.*\| (.*) \|$", TABLE.read_text(), re.MULTILINE)
 
@@ -15,7 +16,10 @@ def test_the_table_has_no_failures():
     assert not [family for family, _, _, remarks in ROWS if "FAILED" in remarks]
 
 
-@pytest.mark.parametrize("family", ["vision_transformer", "levit", "efficientvit_msra", "shvit", "xcit", "edgenext"])
+SAMPLE = ["vision_transformer", "levit", "efficientvit_msra", "shvit", "xcit", "edgenext"]
+
+
+@pytest.mark.parametrize("family", mostly_slow(SAMPLE, "vision_transformer", "efficientvit_msra", "edgenext"))
 def test_sample(family):
     name, layers = next((name, layers) for each, name, layers, _ in ROWS if each == family)
     fresh = row(family, name)

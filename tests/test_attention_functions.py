@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import visattn
 from tests.test_attention_forms import rewrite
 from tests.test_capture import small_vit
-from visattn.heatmaps import Missed
+from visattn.heatmaps import MissedAttention
 from visattn.heatmaps.watch.interception import intercepting
 
 TOKENS, KEYS, WIDTH = 5, 7, 8
@@ -196,14 +196,14 @@ class Plain(nn.Module):
 )
 def test_an_operator_that_hides_everything_is_missed(function):
     model = nn.ModuleDict({"layer": Plain(function)})
-    with pytest.raises(Missed, match="'layer' calls memory_efficient_attention"), visattn.capture(model):
+    with pytest.raises(MissedAttention, match="'layer' calls memory_efficient_attention"), visattn.capture(model):
         model["layer"](torch.rand(2, TOKENS, WIDTH))
 
 
 def test_a_transformer_with_an_operator_that_hides_everything():
     model = rewrite(small_vit(), lambda q, k, v: opaque(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2))
     images = torch.rand(1, 3, 32, 32).double()
-    with torch.no_grad(), pytest.raises(Missed, match=r"'blocks\.0\.attn' calls"), visattn.capture(model):
+    with torch.no_grad(), pytest.raises(MissedAttention, match=r"'blocks\.0\.attn' calls"), visattn.capture(model):
         model(images)
     assert "memory_efficient_attention" in visattn.list_methods(model, images).reasons["rollout"]
 

@@ -11,7 +11,7 @@ from torch import nn
 import visattn
 from tests.test_attention_forms import Function, everything, rewrite
 from tests.test_capture import small_vit
-from visattn.heatmaps import Missed
+from visattn.heatmaps import MissedAttention
 
 
 def softmax(q, k):
@@ -145,7 +145,7 @@ def test_keys_in_parts_are_missed():
         return a[..., :2] @ V[..., :2, :] + a[..., 2:] @ V[..., 2:, :]
 
     model = nn.ModuleDict({"layer": Function(of_some_keys)})
-    with pytest.raises(Missed, match=r"'layer' multiplies .* 2 of 5 keys"), visattn.capture(model):
+    with pytest.raises(MissedAttention, match=r"'layer' multiplies .* 2 of 5 keys"), visattn.capture(model):
         model["layer"]()
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import visattn
 from tests.models import model_and_images
 from tests.reference.heatmaps import vit
-from visattn.heatmaps import Missed
+from visattn.heatmaps import MissedAttention
 from visattn.heatmaps.watch.passes import computes_attention
 
 
@@ -270,7 +270,7 @@ def test_capture_leaves_the_model_alone(used_model):
 
 def test_capture_leaves_the_model_alone_after_an_exception(used_model):
     model, images = used_model
-    with pytest.raises(RuntimeError), visattn.capture(model):
+    with pytest.raises(RuntimeError, match="to have 3 channels, but got 1"), visattn.capture(model):
         model(images[:, :1])
     with pytest.raises(KeyError), visattn.capture(model):
         raise KeyError
@@ -309,7 +309,7 @@ def hidden(self, x, *args, **kwargs):
 def test_a_planted_layer_that_is_missed_raises():
     model, images = model_and_images("test_vit")
     model.blocks[3].attn.forward = hidden.__get__(model.blocks[3].attn)
-    with pytest.raises(Missed, match=r"'blocks\.3\.attn'"), visattn.capture(model):
+    with pytest.raises(MissedAttention, match=r"'blocks\.3\.attn'"), visattn.capture(model):
         model(images)
     with pytest.raises(ValueError, match=r"rollout does not work .* 'blocks\.3\.attn'"):
         visattn.explain(model, images, "rollout")

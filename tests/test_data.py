@@ -9,8 +9,10 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torchvision.transforms import v2
 
-from visattn.data.augment import AUGMENTATIONS, training_transform
+from visattn.data.augment import AUGMENTATIONS, RandAugment, training_transform
 from visattn.data.datamodule import ImageData
 from visattn.data.decode import BadImage
 from visattn.data.loader import IGNORE, Images, Shares, collate
@@ -61,15 +63,15 @@ def test_one_folder_is_split_the_same_way_every_time(folders):
     [
         (
             lambda root: (root / "val" / "cat").rename(root / "val" / "cow"),
-            "classes of .*val' that are not in train/: cow",
+            "classes in .*val' that are not in train/: cow",
         ),
         (lambda root: [file.unlink() for file in (root / "train" / "dog").iterdir()], "class 'dog' is empty: no .*png"),
         (lambda root: [file.unlink() or None for file in (root / "val" / "dog").iterdir()], "class 'dog' is empty"),
-        (lambda root: _remove(root / "val"), "has train/ but no val/: add it, or split train/ with --root"),
-        (lambda root: [_remove(root / split / "dog") for split in ("train", "val")], "one class only, 'cat'"),
+        (lambda root: _remove(root / "val"), "has train/ but no val/: add one, or split train/ with --root"),
+        (lambda root: [_remove(root / split / "dog") for split in ("train", "val")], "only one class, 'cat'"),
         (
             lambda root: [_remove(root / split / name) for split in ("train", "val") for name in ("cat", "dog")],
-            "no folders in it",
+            "contains no folders",
         ),
     ],
 )
@@ -88,13 +90,13 @@ def _remove(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"data": "folder"}, "--data folder needs the folder of the images: --root FOLDER"),
+        ({"data": "folder"}, "--data folder needs the image folder: --root FOLDER"),
         ({"data": "folder", "root": "nowhere"}, "there is no folder 'nowhere'"),
-        ({"data": "imagenet"}, "--data imagenet needs the folder"),
-        ({"data": "digits", "subset": "imagenette"}, "--subset chooses classes of --data imagenet"),
+        ({"data": "imagenet"}, "--data imagenet needs the image folder"),
+        ({"data": "digits", "subset": "imagenette"}, "--subset selects classes of --data imagenet"),
         ({"data": "imagenete"}, r"unknown data 'imagenete': did you mean 'imagenette'"),
         ({"data": "wds/shards"}, "--num-classes N"),
-        ({"data": "hfds/beans"}, r"'hfds/beans' needs another package: pip install datasets"),
+        ({"data": "hfds/beans"}, r"'hfds/beans' needs a package: pip install datasets"),
     ],
 )
 def test_requests_that_cannot_be_met_are_explained(request_, message):
@@ -147,7 +149,7 @@ def test_a_download_is_checked_and_unpacked_at_once(tmp_path, monkeypatch):
         downloads, "download_url", lambda _, folder, name: (tmp_path / "archive.tgz").rename(Path(folder, name))
     )
     root = tmp_path / "data"
-    with pytest.raises(ValueError, match="is not what it was: its sha256 is"):
+    with pytest.raises(ValueError, match="has changed: its sha256 is"):
         open_source("imagewoof", root=str(root))
     assert list(root.iterdir()) == []
     with tarfile.open(tmp_path / "archive.tgz", "w:gz") as archive:
@@ -166,7 +168,7 @@ def test_subset_lists_carry_a_checksum(tmp_path):
     file.write_text(f"# sha256: {checksum(ids)}\n" + "\n".join(ids))
     assert read_subset(str(file)) == ids
     file.write_text(f"# sha256: {checksum(ids)}\nn01440764\n")
-    with pytest.raises(ValueError, match="was changed: its checksum is"):
+    with pytest.raises(ValueError, match="has been changed: its checksum is"):
         read_subset(str(file))
     file.write_text("n01440764\nn01440764\n")
     with pytest.raises(ValueError, match="lists 'n01440764' twice"):
@@ -235,6 +237,19 @@ def test_augmentation_is_a_function_of_seed_epoch_and_index(tmp_path, name):
         assert any(not np.array_equal(first[index], images(1, 0, [index])[index]) for index in range(3))
 
 
+def test_rand_is_torchvisions_and_leaves_torchs_random_numbers_alone():
+    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    augment = RandAugment()
+    before = torch.get_rng_state()
+    seen = [augment.apply(image, seed) for seed in range(8)]
+    assert torch.equal(torch.get_rng_state(), before)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        theirs = v2.RandAugment(interpolation=v2.InterpolationMode.BILINEAR)(Image.fromarray(image))
+        assert np.array_equal(seen[seed], np.asarray(theirs))
+    assert len({each.tobytes() for each in seen}) > 4
+
+
 def test_an_unknown_augmentation_is_explained():
     with pytest.raises(ValueError, match=r"unknown augmentation 'colr': did you mean 'colour'"):
         training_transform("colr", square(64))
@@ -261,7 +276,7 @@ def test_loaders_in_other_processes_give_the_same_batches(folders):
 
 
 def test_a_batch_larger_than_the_data_is_explained(folders):
-    with pytest.raises(ValueError, match=r"a batch of 64 .* more than the 12 training images: .* to 12"):
+    with pytest.raises(ValueError, match=r"a batch of 64 .* larger than the 12 training images: .* to 12"):
         ImageData(open_source("folder", root=str(folders)), square(16), batch_size=64, workers=0)
 
 

@@ -234,7 +234,7 @@ def test_a_compiled_model_keeps_all_decisions():
 
 
 def test_a_decision_is_a_decision():
-    with pytest.raises(TypeError, match=r"Coin\.decision is a Decision, got Tensor"):
+    with pytest.raises(TypeError, match=r"Coin\.decision must be a Decision, got Tensor"):
         Coin().decision = torch.zeros(3, 1)
 
 

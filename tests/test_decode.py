@@ -214,7 +214,7 @@ def test_rotation_of_16_bit_tiff(value):
 
 @pytest.mark.parametrize("missing", [1, 100, 5000])
 def test_16_bit_tiff_cut_off_behind_its_header(missing):
-    with pytest.raises(BadImage, match="damaged or cut off"):
+    with pytest.raises(BadImage, match="damaged or truncated"):
         decode(deep_tiff()[:-missing])
 
 
@@ -326,9 +326,7 @@ def huge(name, width, height):
 def test_bombs_are_refused_before_decoding(name):
     with pytest.raises(BadImage) as info:
         decode(huge(name, 30_000, 20_000), "a.b")
-    assert str(info.value) == (
-        "a.b: 30000 x 20000 pixels, more than the 134 million that are read; make it smaller first"
-    )
+    assert str(info.value) == ("a.b: 30000 x 20000 pixels, more than the 134 million allowed; shrink it first")
 
 
 def test_bomb_with_a_chunk_before_its_size():
@@ -367,13 +365,13 @@ def test_pillow_does_not_warn_about_large_images(monkeypatch, name):
 @pytest.mark.parametrize("name", WHOLE)
 def test_cut_off(name, part):
     data = WHOLE[name]
-    with pytest.raises(BadImage, match="damaged or cut off"):
+    with pytest.raises(BadImage, match="damaged or truncated"):
         decode(data[: int(part * len(data))])
 
 
 @pytest.mark.parametrize("name", [name for name in WHOLE if name != "gif"])
 def test_the_last_byte_is_missing(name):
-    with pytest.raises(BadImage, match="damaged or cut off"):
+    with pytest.raises(BadImage, match="damaged or truncated"):
         decode(WHOLE[name][:-1])
 
 
@@ -384,13 +382,13 @@ def test_cut_off_is_not_left_to_opencv(monkeypatch, name):
     data = WHOLE[name]
     assert decode(data) is RGB
     for end in (50, len(data) // 2, len(data) - 1):
-        with pytest.raises(BadImage, match="damaged or cut off"):
+        with pytest.raises(BadImage, match="damaged or truncated"):
             decode(data[:end])
 
 
 def test_jpeg_2000_without_any_tile():
     data = WHOLE["jpeg 2000"]
-    with pytest.raises(BadImage, match="damaged or cut off"):
+    with pytest.raises(BadImage, match="damaged or truncated"):
         decode(data[: data.index(b"\xff\x90") + 2])
 
 
@@ -402,7 +400,7 @@ def test_cut_off_jpeg_with_a_whole_one_inside(monkeypatch, options):
     assert distance(decode(data), RGB) <= 4
     monkeypatch.setattr(module, "_by_opencv", lambda data, path: RGB)
     for end in (data.index(thumbnail) + len(thumbnail), len(data) - 100, len(data) - 2):
-        with pytest.raises(BadImage, match="damaged or cut off"):
+        with pytest.raises(BadImage, match="damaged or truncated"):
             decode(data[:end])
 
 
@@ -419,7 +417,7 @@ def test_what_comes_after_the_image_is_ignored(name):
     "rest", [b"", b"\0" * 300, b"IHDR" * 75, RNG.bytes(300)], ids=["nothing", "zeros", "text", "noise"]
 )
 def test_only_the_beginning_is_right(start, rest):
-    with pytest.raises(BadImage, match="damaged or cut off"):
+    with pytest.raises(BadImage, match="damaged or truncated"):
         decode(start + rest)
 
 
@@ -428,12 +426,12 @@ def test_only_the_beginning_is_right(start, rest):
 def test_wrong_bytes_in_a_png(name, at):
     data = bytearray(WHOLE[name])
     data[at] ^= 1
-    with pytest.raises(BadImage, match="damaged or cut off"):
+    with pytest.raises(BadImage, match="damaged or truncated"):
         decode(bytes(data))
 
 
 def test_png_without_header():
-    with pytest.raises(BadImage, match="damaged or cut off"):
+    with pytest.raises(BadImage, match="damaged or truncated"):
         decode(WHOLE["png"][:8] + WHOLE["png"][-12:])
 
 
@@ -443,7 +441,7 @@ def test_png_without_header():
     ids=["one byte", "text", "noise", "pickle", "eps", "ico"],
 )
 def test_unknown_formats(data):
-    with pytest.raises(BadImage, match=r"^image: not an image in a known format$"):
+    with pytest.raises(BadImage, match=r"^image: not an image in a supported format$"):
         decode(data)
 
 

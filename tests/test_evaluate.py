@@ -124,7 +124,7 @@ def test_files(found, tmp_path):
     found.save(tmp_path / "out")  # again
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("mine")
-    with pytest.raises(ValueError, match="visattn evaluate did not make"):
+    with pytest.raises(ValueError, match="visattn evaluate did not write"):
         found.save(tmp_path / "other")
 
 

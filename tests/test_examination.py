@@ -1,5 +1,6 @@
 """``visattn.examine``: what the command does, in one line of Python."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,8 +10,10 @@ import torch
 from PIL import Image
 
 import visattn
+import visattn.report.folder
 from visattn.cli import main
 from visattn.models.saving.saved import Trained
+from visattn.opening import own_preparation
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +34,13 @@ def test_heatmaps_and_answers_of_every_image(model):
     first, second = found.findings
     assert list(first.heatmaps) == ["rollout", "chefer"]
     assert first.heatmaps["rollout"].shape == (160, 160)
-    assert first.said["class"] in ("cat", "dog")
+    assert first.said["class"] == ["cat", "dog"][first.said["predicted"]]
+    answer = f"{first.said['class']} {first.said['probability']:.0%}"
+    assert [view.target for view in first.subject.views] == ["", answer]  # rollout is of no class
     assert not np.array_equal(first.heatmaps["rollout"], second.heatmaps["rollout"])
 
 
 def test_the_same_as_explain(model):
-    from visattn.opening import own_preparation
-
     x = own_preparation(model).batch([pixels()])
     expected = visattn.explain(model, x, "chefer", 1).heatmap[0].numpy()
     (finding,) = visattn.examine(model, pixels(), "chefer", target=1).findings
@@ -105,16 +108,69 @@ def test_progress_can_be_shown(model):
         ({"methods": "rolout"}, "did you mean 'rollout'"),
         ({"out": ""}, "the name of the folder is empty"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"device": "cpu"}, "stays where it is"),
+        ({"device": "cpu"}, "move this model yourself"),
         ({"target": "cow"}, "cannot be found by name"),
         ({"layers": [9]}, "has 6 attention layers"),
-        ({"model": 5}, "the model is a network"),
+        ({"model": 5}, "the model must be a network"),
         ({"model": "nowhere"}, "there is no file and no folder 'nowhere'"),
-        ({"images": 5}, "an image is a file"),
-        ({"model": Trained(torch.nn.Linear(2, 2), "linear", "none")}, "does not say how it wants its images"),
+        ({"images": 5}, "an image must be a file"),
+        ({"model": Trained(torch.nn.Linear(2, 2), "linear", "none")}, "does not state its preprocessing"),
     ],
 )
 def test_bad_input(model, change, message):
     arguments = {"model": model, "images": pixels(), "methods": "rollout", **change}
     with pytest.raises((ValueError, TypeError), match=message):
         visattn.examine(**arguments)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_images_are_prepared_as_they_are_told_to_be(model):
+    own = own_preparation(model)
+    darker = dataclasses.replace(own, mean=(0.9, 0.9, 0.9))
+    visattn.save_model(model, "model", classes=["cat", "dog"])
+    maps = {}
+    for name, preparation in (("own", own), ("darker", darker)):
+        expected = visattn.explain(model, preparation.batch([pixels()]), "chefer", 1).heatmap[0].numpy()
+        for source in (model, "model"):
+            (finding,) = visattn.examine(source, pixels(), "chefer", target=1, preparation=preparation).findings
+            np.testing.assert_array_equal(finding.heatmaps["chefer"], expected)
+        maps[name] = expected
+    assert np.abs(maps["own"] - maps["darker"]).max() > 0.01
+
+
+def test_every_image_has_its_own_gates():
+    torch.manual_seed(0)
+    attached = visattn.attach(timm.create_model("test_resnet", num_classes=2), "se", at="layer2", init="paper")
+    found = visattn.examine(attached, [pixels(0), pixels(1)], "gates").findings
+    x = own_preparation(attached).batch([pixels(0), pixels(1)])
+    expected = visattn.explain(attached, x, "gates").extra["channels"]["layer2"].numpy()
+    for finding, weights in zip(found, expected, strict=True):
+        (channels,) = finding.subject.channels
+        np.testing.assert_allclose(channels.weights, weights, rtol=1e-5)
+    assert not np.allclose(*expected)
+
+
+def test_only_a_few_images_have_the_relations_of_their_patches(model, monkeypatch):
+    monkeypatch.setattr(visattn.examination, "WITH_PATCHES", 2)
+    monkeypatch.setattr(visattn.heatmaps.findings, "LAYERS", 3)
+    for number, layers in ((2, ["blocks.0.attn", "blocks.2.attn", "blocks.5.attn"]), (3, [])):
+        for finding in visattn.examine(model, [pixels(seed) for seed in range(number)], "rollout").findings:
+            assert [relation.name for relation in finding.subject.relations] == layers
+
+
+def test_the_page_shows_the_first_images_and_the_folder_has_all(model, elsewhere, monkeypatch):
+    monkeypatch.setattr(visattn.report.folder, "ON_SHEETS", 1)
+    for number in range(3):
+        Image.fromarray(pixels(number)).save(f"{number}.png")
+    found = visattn.examine(model, ["0.png", "1.png", "2.png"], "rollout", out="out")
+    assert (found.number, [finding.subject.name for finding in found.findings]) == (3, ["0.png"])
+    manifest = json.loads(elsewhere.joinpath("out/manifest.json").read_text())
+    assert [image["file"] for image in manifest["images"]] == ["0.png", "1.png", "2.png"]
+    assert manifest["methods"]["rollout"]["layers"] == [f"blocks.{number}.attn" for number in range(6)]
+
+
+def test_one_class_has_no_probability():
+    (finding,) = visattn.examine(timm.create_model("test_resnet", num_classes=1), pixels(), "eigencam").findings
+    assert (finding.said["target"], finding.said["probability"], finding.said["predicted_probability"]) == (
+        0, None, None,
+    )  # fmt: skip

@@ -15,7 +15,6 @@ import visattn
 from tests.models import model_and_images
 from tests.reference.heatmaps import rollout
 from visattn.heatmaps import METHODS
-from visattn.heatmaps.cam import PACKAGE
 from visattn.heatmaps.scaling import to_heatmap
 
 
@@ -49,8 +48,7 @@ def test_every_method_gives_heatmaps_or_a_reason(method, kind, request):
     assert e.heatmap.shape == (2, *images.shape[-2:])
     assert e.heatmap.dtype == torch.float32
     assert (e.heatmap.amin((1, 2)) == 0).all()
-    least = 0 if method in PACKAGE else 1  # an untrained network may have nothing to say for a class
-    assert ((e.heatmap.amax((1, 2)) == 1) | (e.heatmap.amax((1, 2)) == least)).all()
+    assert (e.heatmap.amax((1, 2)) == 1).all()
     assert e.raw.shape[0] == 2
     assert (e.raw >= 0).all()
     assert e.target == tuple(model(images).argmax(1).tolist())
@@ -70,7 +68,8 @@ def test_which_methods_fit():
     assert "not gates: it has no visattn block" in str(methods)
     own = visattn.attach(timm.create_model("test_resnet"), lambda _: nn.Identity(), at="layer1")
     assert visattn.list_methods(own).reasons["gates"].startswith("its blocks do not say what they attend to")
-    coat = visattn.list_methods(timm.create_model("coat_tiny"))
+    small = timm.create_model("coat_tiny", img_size=64, serial_depths=(1, 1, 1, 1), parallel_depth=1)
+    coat = visattn.list_methods(small, torch.rand(1, 3, 64, 64))
     assert "attention" in coat
     assert "no known place in the image" in coat.reasons["rollout"]
 
@@ -79,7 +78,7 @@ def test_one_image_or_a_batch(vit):
     model, images = vit
     one, batch = visattn.explain(model, images[0]), visattn.explain(model, images)
     assert one.heatmap.shape == (1, 160, 160)
-    torch.testing.assert_close(one.heatmap[0], batch.heatmap[0], atol=1e-3, rtol=0)
+    torch.testing.assert_close(one.heatmap[0], batch.heatmap[0], atol=1e-5, rtol=0)
 
 
 def test_targets_by_index_name_and_list(vit):
@@ -411,8 +410,41 @@ def test_wrong_opacity(vit, opacity):
 
 def test_reduced_precision(vit):
     model, images = vit
-    model = timm.create_model("test_vit", num_classes=10).bfloat16()
+    half = copy.deepcopy(model).bfloat16()
     for method in ("rollout", "chefer", "gradcam", "input_gradient", "attention"):
-        e = visattn.explain(model, images, method)
-        assert e.heatmap.dtype == torch.float32
-        assert e.heatmap.isfinite().all()
+        exact, rounded = (visattn.explain(each, images, method, target=3).heatmap for each in (model, half))
+        torch.testing.assert_close(rounded, exact, rtol=0, atol=0.1)  # up to 0.02 was seen; also float32
+
+
+class Normalising(torch.nn.Module):
+    """A network that changes the images it is given, in one way or another."""
+
+    def __init__(self, model, way):
+        super().__init__()
+        self.model, self.way = model, way
+
+    def forward(self, images):
+        """As the model inside, of images that are darker."""
+        self.way(images)
+        return self.model(images)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda x: x.mul_(0.5),
+        lambda x: x.data.sub_(0.1),
+        lambda x: x[:, 0].zero_(),
+        lambda x: torch.mul(x, 0.5, out=x),
+        lambda x: torch._foreach_mul_([x], 0.5),
+        lambda x: x.numpy().fill(0.5),
+    ],
+    ids=["in place", "behind autograd's back", "a view", "out=", "a list", "numpy"],
+)
+def test_images_stay_as_they_are(way):
+    images = torch.rand(1, 3, 32, 32)
+    before = images.clone()
+    model = Normalising(timm.create_model("test_vit", img_size=32, num_classes=3), way)
+    for _ in range(2):
+        visattn.explain(model, images, "attention")
+    assert torch.equal(images, before)

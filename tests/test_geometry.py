@@ -9,8 +9,9 @@ import visattn
 from tests.models import model_and_images
 from visattn.heatmaps.propagation import without_padding
 from visattn.heatmaps.watch.calls import Fused
-from visattn.heatmaps.watch.geometry import Grid, Tokens, geometry
+from visattn.heatmaps.watch.geometry import geometry
 from visattn.heatmaps.watch.interception import intercepting
+from visattn.heatmaps.watch.layers import Grid, Tokens
 
 
 def first_calls(model, images, number=1):
@@ -32,12 +33,21 @@ PATCHES = {
     "vit_small_patch14_reg4_dinov2": 14,
     "cait_xxs24_224": 16,
 }
+# The first layers are enough, and those behind them take time.
+SHALLOW = {
+    "samvit_base_patch16_224": {"depth": 2},
+    "deit_tiny_distilled_patch16_224": {"depth": 2},
+    "cait_xxs24_224": {"depth": 2},
+    "vit_small_patch14_reg4_dinov2": {"depth": 2, "img_size": 224},
+    "twins_svt_small": {"depths": (1, 1, 1, 1)},
+    "davit_tiny": {"depths": (1, 1, 1, 1)},
+}
 
 
 @pytest.mark.parametrize("name", PATCHES)
 def test_a_changed_patch_changes_the_tokens_that_stand_for_it(name):
     """The only thing that is assumed is that a token of the first layer depends on its own patch alone."""
-    options = {"img_size": 224} if "dinov2" in name else {}
+    options = SHALLOW.get(name, {})
     model, _ = model_and_images(name, number=0, **options)
     side = options.get("img_size", model.pretrained_cfg["input_size"][-1])
     patch = PATCHES[name]
@@ -102,17 +112,15 @@ def test_fewer_keys_and_pooled_queries():
 
 
 def test_class_and_channel_attention():
-    cait = geometry(timm.create_model("cait_xxs24_224").eval(), torch.rand(1, 3, 224, 224)).layers
-    assert [layer.kind for layer in cait] == ["global"] * 24 + ["class attention"] * 2
-    davit = geometry(timm.create_model("davit_tiny").eval(), torch.rand(1, 3, 224, 224)).layers
-    assert [layer.kind for layer in davit[1::2]] == ["not spatial"] * 6
+    images = torch.rand(1, 3, 224, 224)
+    cait, davit = (timm.create_model(name, **SHALLOW[name]).eval() for name in ("cait_xxs24_224", "davit_tiny"))
+    assert [layer.kind for layer in geometry(cait, images).layers] == ["global"] * 2 + ["class attention"] * 2
+    assert [layer.kind for layer in geometry(davit, images).layers[1::2]] == ["not spatial"] * 4
     model = timm.create_model("edgenext_xx_small").eval()
     with pytest.raises(ValueError, match=r"rollout does not work on this EdgeNeXt: .* between channels"):
         visattn.explain(model, torch.rand(1, 3, 256, 256), "rollout")
     with pytest.raises(ValueError, match=r"'stages\.0\.blocks\.0\.1\.attn' is not spatial"):
-        visattn.explain(
-            timm.create_model("davit_tiny"), torch.rand(1, 3, 224, 224), "attention", layer="stages.0.blocks.0.1.attn"
-        )
+        visattn.explain(davit, images, "attention", layer="stages.0.blocks.0.1.attn")
 
 
 def test_heads_in_the_batch_and_windows_beside_them():
@@ -122,7 +130,7 @@ def test_heads_in_the_batch_and_windows_beside_them():
         ("hiera_tiny_224", 49, 1),
         ("twins_svt_small", 64, 2),
     ):
-        model, images = model_and_images(name, number=3)
+        model, images = model_and_images(name, number=3, **SHALLOW.get(name, {}))
         layer = geometry(model, images).layers[0]
         assert (layer.windows, layer.heads) == (windows, heads)
         (together,) = first_calls(model, images)

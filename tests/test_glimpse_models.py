@@ -557,6 +557,7 @@ WHAT = {
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*")
+@pytest.mark.usefixtures("_few_pictures")
 @pytest.mark.parametrize("name", WHAT)
 def test_a_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -18,7 +18,7 @@ from visattn.training.settings import Settings
 
 # TensorBoard's and Lightning's own
 pytestmark = [
-    pytest.mark.usefixtures("elsewhere"),
+    pytest.mark.usefixtures("elsewhere", "_few_pictures"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*"),
 ]
 
@@ -138,7 +138,7 @@ BAD = {
     "freezing": (["--freeze-backbone"], "RAM has no backbone to freeze"),
     "twice": (["--model", "glimpse_ram", "--model-options", "null"], "RAM takes glimpses itself"),
     "size": (["--model", "glimpse_test_resnet", "--model-options", "{size: 32}"], "give glimpse_size=32"),
-    "small": (["--model", "glimpse_test_resnet", "--model-options", "null"], "take a smaller glimpse_size"),
+    "small": (["--model", "glimpse_test_resnet", "--model-options", "null"], "use a smaller glimpse_size"),
     "one class": (["--data", "wds/x", "--root", ".", "--num-classes", "1"], "--num-classes must be at least 2"),
     "pretrained": (["--pretrained"], "ram"),
     "no files": (["--data", "mnist", "--root", "nowhere"], "train-images-idx3-ubyte"),

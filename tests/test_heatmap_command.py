@@ -359,11 +359,11 @@ def huge_png():
 
 
 BAD = {
-    "text.jpg": (b"this is not an image", "not an image in a known format"),
+    "text.jpg": (b"this is not an image", "not an image in a supported format"),
     "empty.png": (b"", "the file is empty"),
     "huge.png": (huge_png(), "100000 x 100000 pixels, more than the 134 million that are read"),
-    "cut.jpg": (None, "damaged or cut off"),
-    "cut.png": (None, "damaged or cut off"),
+    "cut.jpg": (None, "damaged or truncated"),
+    "cut.png": (None, "damaged or truncated"),
 }
 
 
@@ -390,7 +390,7 @@ def test_what_is_not_there(heatmap, tmp_path):
     (tmp_path / "nothing").mkdir()
     code, manifest, errors = heatmap("--image", "a.png", "b.png", "nothing", "--method", "edge")
     assert code == 1
-    assert errors[0] == "visattn: b.png: there is no such file or folder"
+    assert errors[0] == "visattn: b.png: no such file or folder"
     assert errors[1].startswith("visattn: nothing: no images in this folder (.avif, .bmp, ")
     assert len(manifest["images"]) == 1
     code, _, errors = heatmap("--image", "b.png", out="other")
@@ -440,7 +440,7 @@ def test_hostile_names(heatmap, tmp_path):
         (["--layers", "0,6"], "the model has 6 attention layers, numbered from 0; there is no 6"),
         (["--layers", "blocks.9.attn"], "unknown attention layer 'blocks.9.attn'"),
         (["--heads", "7"], "has 2 heads, numbered from 0; there is no head 7"),
-        (["--heads", "first"], "--heads are numbers or all, got 'first'"),
+        (["--heads", "first"], "--heads must be numbers or all, got 'first'"),
         (["--batch-size", "0"], "--batch-size must be at least 1"),
         (["--device", "gpu"], "device 'gpu' cannot be used"),
     ],
@@ -459,8 +459,8 @@ def test_a_method_that_does_not_fit_is_left_out(heatmap, tmp_path):
     code, manifest, errors = heatmap(*arguments, "--method", "rollout,gradcam", model="test_resnet")
     assert code == 1
     assert errors == [
-        "visattn: rollout: does not fit test_resnet: the model has no attention between tokens",
-        "visattn: layers and heads: do not fit test_resnet: the model has no attention between tokens",
+        "visattn: rollout: does not apply to test_resnet: the model has no attention between tokens",
+        "visattn: layers and heads: do not apply to test_resnet: the model has no attention between tokens",
     ]
     assert list(manifest["methods"]) == ["gradcam"]
     assert [each["what"] for each in manifest["left_out"]] == ["rollout", "layers and heads"]
@@ -620,7 +620,7 @@ def test_help():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0
     usage, _, modules = result.stdout.strip().rpartition("\n")
-    assert "exit codes:\n  0  everything was made\n" in usage
+    assert "exit codes:\n  0  everything was written\n" in usage
     assert not {"lightning", "matplotlib", "cv2", "albumentations"} & set(modules.split())
 
 
@@ -679,6 +679,6 @@ def test_a_foreign_folder_is_left_alone(heatmap, tmp_path):
     (tmp_path / "site" / "index.html").write_text("mine")
     code, _, errors = heatmap("--image", "a.png", "--method", "edge", out="site")
     assert code == 2
-    assert "did not make ('index.html')" in errors[0]
+    assert "did not write ('index.html')" in errors[0]
     assert [path.name for path in (tmp_path / "site").iterdir()] == ["index.html"]
     assert (tmp_path / "site" / "index.html").read_text() == "mine"

@@ -60,9 +60,10 @@ def test_the_measure_can_fail(model, monkeypatch):
 
 
 @pytest.mark.slow
-def test_rollout_of_a_large_image_takes_half_as_much_again_as_the_model():
-    """4,096 patches in layers as wide as a ViT-S; in narrower ones what is kept of the patches weighs more."""
-    model = VisionTransformer(1024, 16, embed_dim=384, depth=2, num_heads=6, num_classes=5).eval()
+@pytest.mark.parametrize(("width", "heads"), [(192, 3), (384, 6)])
+def test_rollout_of_a_large_image_takes_half_as_much_again_as_the_model(width, heads):
+    """4,096 patches in layers as wide as those of a ViT-Ti and a ViT-S."""
+    model = VisionTransformer(1024, 16, embed_dim=width, depth=2, num_heads=heads, num_classes=5).eval()
     images = torch.rand(1, 3, 1024, 1024)
     before = (*model.parameters(), *model.buffers(), images)
     with torch.no_grad(), HeldMemory(before) as own:

@@ -111,22 +111,22 @@ DAMAGE = {
     "magic": (
         IMAGES,
         lambda data: b"\0\0\x08\x01" + data[4:],
-        ".*does not begin with 2051",
+        ".*does not start with 2051",
     ),
     "exchanged": (
         LABELS,
         lambda data: idx_bytes(arrays("train")[0]),
-        ".*does not begin with 2049",
+        ".*does not start with 2049",
     ),
-    "empty": (IMAGES, lambda data: b"", ".*does not begin with 2051"),
-    "header": (IMAGES, lambda data: data[:10], ".*does not begin with 2051"),
+    "empty": (IMAGES, lambda data: b"", ".*does not start with 2051"),
+    "header": (IMAGES, lambda data: data[:10], ".*does not start with 2051"),
     "cut_images": (IMAGES, lambda data: data[:-1], "is damaged: 31375 bytes, not 31376"),
     "cut_labels": (LABELS, lambda data: data[:-3], "is damaged: 45 bytes, not 48"),
     "longer": (LABELS, lambda data: data + b"\0", "is damaged: 49 bytes, not 48"),
     "fewer_labels": (LABELS, lambda data: idx_bytes(arrays("train")[1][:-1]), "has 39 labels for 40 images"),
     "label": (LABELS, lambda data: data[:-1] + b"\x0a", "has the label 10, but there are ten classes"),
-    "size": (IMAGES, lambda data: idx_bytes(np.zeros((40, 20, 28), np.uint8)), r"holds \(40, 20, 28\)"),
-    "none": (IMAGES, lambda data: idx_bytes(np.zeros((0, 28, 28), np.uint8)), r"holds \(0, 28, 28\)"),
+    "size": (IMAGES, lambda data: idx_bytes(np.zeros((40, 20, 28), np.uint8)), r"has the shape \(40, 20, 28\)"),
+    "none": (IMAGES, lambda data: idx_bytes(np.zeros((0, 28, 28), np.uint8)), r"has the shape \(0, 28, 28\)"),
     "cut_gzip": (IMAGES, lambda data: gzip.compress(data)[:-20], "is damaged: .*end-of-stream"),
     "gzip_data": (IMAGES, lambda data: gzip.compress(data)[:10] + b"\xff" * 50, "is damaged: .*invalid block"),
     "gzip_sum": (IMAGES, lambda data: gzip.compress(data)[:-8] + bytes(8), "is damaged: .*CRC"),
@@ -247,7 +247,7 @@ def test_statistics_of_colours_become_those_of_grey():
     (mean,), (std,) = normalisation(RGB, 1)
     assert mean == pytest.approx(0.299 * 0.5 + 0.587 * 0.4 + 0.114 * 0.3, abs=1e-5)
     assert std == 0.25
-    with pytest.raises(ValueError, match="the model's input has 4 channels: only grey and RGB"):
+    with pytest.raises(ValueError, match="the model's input has 4 channels: only one"):
         normalisation(RGB, 4)
 
 
@@ -277,6 +277,7 @@ def test_images_with_a_natural_size_are_seen_whole(root):
 
 
 @LIGHTNING
+@pytest.mark.usefixtures("_few_pictures")
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_run_on_mnist_from_its_first_step_to_its_heatmaps(root, tmp_path, monkeypatch, capsys, channels):
     monkeypatch.chdir(tmp_path)
@@ -302,6 +303,7 @@ def test_a_run_on_mnist_from_its_first_step_to_its_heatmaps(root, tmp_path, monk
 
 
 @LIGHTNING
+@pytest.mark.usefixtures("_few_pictures")
 def test_a_run_stopped_within_an_epoch_ends_like_one_left_alone(root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = [*TINY, "--data", "mnist", "--root", str(root), "--batch-size", "8", "--model-options", "{in_chans: 1}"]

@@ -49,7 +49,7 @@ def finish(folder, name, columns):
     assert [[row[key] for key in columns] for row in rows] == [[row[key] for key in columns] for row in expected]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=4)
 def test_a_run_killed_twenty_times_ends_like_one_left_alone(folder):
     rng = random.Random(0)
     for name, kills in (("often", 12), ("sometimes", 5), ("rarely", 3)):

@@ -14,6 +14,7 @@ LAYERS = [
     "__main__", "cli", "training", "examination", "scoring", "prediction", "opening", "heatmaps", "heatmaps/watch",
     "report", "data", "models", "hard", "blocks", "core", "policy", "counting", "modules", "registry", "files",
     "listing",
+    "missing",
 ]  # fmt: skip
 
 # Where a package may be imported; packages that are not listed may be imported anywhere.
@@ -33,6 +34,7 @@ PURE = {
     "registry": set(),
     "files": set(),
     "listing": set(),
+    "missing": set(),
     "core": {"torch"},
     "blocks": {"torch"},
     "counting": {"torch"},

@@ -41,7 +41,8 @@ COUNTS = {
 
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())
 def test_published_counts(name, count):
-    assert count_parameters(visattn.create_model(name)) == count
+    with torch.device("meta"):  # no numbers are needed
+        assert count_parameters(visattn.create_model(name)) == count
 
 
 def test_mobilenetv2_with_coordinate_attention():

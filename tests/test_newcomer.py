@@ -18,7 +18,7 @@ from visattn.heatmaps import grad_cam, look_at
 COMMAND = "pip install -e . && python train.py --model resnet_cbam"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=6)
 def test_the_first_command_of_the_readme(tmp_path):
     assert f"```bash\n{COMMAND}\n```" in (ROOT / "README.md").read_text()
     program, _, *arguments = shlex.split(COMMAND.partition(" && ")[2])

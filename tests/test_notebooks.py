@@ -30,7 +30,7 @@ def test_outputs_are_committed(path):
             assert output.get("name") != "stderr"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=2)
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:zmq.*")  # pyzmq and its event loops
 @every_notebook
 def test_runs(path):

@@ -318,7 +318,7 @@ def test_subjects(visit):
     page.click('[data-method="grad-cam"]')
     page.click("#subject-1")
     wait_for_subject(page, "tall.png")
-    assert page.text_content("#about") == "grad-cam: not made for this image"
+    assert page.text_content("#about") == "grad-cam: not available for this image"
 
 
 @pytest.mark.parametrize("width", [400, 1600])
@@ -360,7 +360,7 @@ def test_hostile_names(visit):
     page.click("#subject-3")
     wait_for_subject(page, "plain")
     assert page.locator('[data-method="toString"] input').is_disabled()
-    assert page.text_content("#about") == "toString: not made for this image"
+    assert page.text_content("#about") == "toString: not available for this image"
     assert page.title() == "a <b>report</b>"
     assert page.evaluate("window.harm") is None
     assert page.locator("img[src=x]").count() == 0

@@ -280,8 +280,8 @@ def test_paths_of_two_models_are_drawn_on_the_same_images(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: View("cam", np.full((2, 2), 1.5, np.float32)), "'cam' goes from 1.5 to 1.5"),
-        (lambda: View("cam", np.full((2, 2), np.nan, np.float32)), "'cam' goes from nan"),
+        (lambda: View("cam", np.full((2, 2), 1.5, np.float32)), "'cam' ranges from 1.5 to 1.5"),
+        (lambda: View("cam", np.full((2, 2), np.nan, np.float32)), "'cam' ranges from nan"),
         (lambda: Relation("layer", np.ones((6, 6), np.float32), (2, 3), (2, 2)), r"have shape \(6, 6\)"),
         (lambda: Subject("a", picture((9, 9)), "b", 0, (View("cam", spot((9, 8))),)), r"of 'cam' has \(9, 8\)"),
         (lambda: subject("a", (9, 9), ("cam", "cam")), "two views of the same method"),
@@ -305,7 +305,7 @@ def test_letters_that_no_font_has_are_said_and_not_drawn_as_boxes(tmp_path, caps
     names = ["\u732b", "\u72ac", "bird"]
     draw_confusion(tmp_path / "a.png", np.eye(3, dtype=np.int64), names, "\u732b, validation images")
     (line,) = capsys.readouterr().err.splitlines()
-    assert "no installed font has the letters \u72ac\u732b" in line
+    assert "no installed font has the characters \u72ac\u732b" in line
     assert drawable(names, "class") == ["class 0", "class 1", "bird"]
     shape = (30, 40)
     subject = Subject("\u72ac.png", picture(shape), "\u732b\u732b", 0.5, (View("m", spot(shape)),))

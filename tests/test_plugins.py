@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import timm
+import torch
 from PIL import Image
 from torch import nn
 
 import visattn
 from tests.training import ROOT, SCRIPT, environment
 from visattn.blocks import base
+from visattn.cli import main
 from visattn.cli.parsing import parse
 from visattn.models.plugins import load_plugin
 from visattn.registry import Registry
@@ -53,6 +55,13 @@ def my_cnn(pretrained=False, num_classes=10, **kwargs):
     return Small(num_classes)
 
 
+@visattn.register_method("upper_rows", of_class=False)
+def upper_rows(request, *, share=0.5):
+    height = request.images.shape[-2]
+    rows = (torch.arange(height) < share * height).float()
+    return visattn.heatmaps.MethodResult(rows[None, :, None].expand(len(request.images), -1, 4))
+
+
 class Told(Callback):
     def on_train_start(self, trainer, module):
         print("told by a plugin")
@@ -81,6 +90,26 @@ def test_what_a_plugin_registers_are_names_like_all_others(plugin):
     assert model.num_classes == 3
     assert sorted(visattn.attachments(model)) == ["body", "body.1"]
     visattn.create_model("resnet18_halve")
+
+
+def test_a_method_of_ones_own_is_one_like_all_others(plugin):
+    model, images = timm.create_model("test_resnet").eval(), torch.rand(2, 3, 64, 64)
+    with pytest.raises(ValueError, match="unknown method 'upper_rows'"):
+        visattn.explain(model, images, "upper_rows")
+    Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save("image.png")
+    visattn.save_model(model, "model")
+    given = ["heatmap", "--plugin", plugin, "--weights", "model", "--image", "image.png", "--method", "upper_rows"]
+    assert main(given) == 0
+    assert list(Path("heatmaps").rglob("*upper_rows*"))
+    assert "upper_rows" in visattn.list_methods(model)
+    shares = visattn.explain(model, images, "upper_rows", share=0.25).heatmap.mean((1, 2))
+    torch.testing.assert_close(shares, torch.full((2,), 0.25), atol=0.02, rtol=0)
+    with pytest.raises(TypeError, match=r"method 'upper_rows' has no option 'part': known: share"):
+        visattn.explain(model, images, "upper_rows", part=0.25)
+    with pytest.raises(ValueError, match="method 'rollout' is already registered"):
+        visattn.register_method("rollout")(lambda request: None)
+    with pytest.raises(ValueError, match=r"files are named after it, got .*up"):
+        visattn.register_method("../up")
 
 
 def test_a_saved_model_says_what_it_needs(plugin, monkeypatch):
@@ -172,7 +201,7 @@ def test_from_training_to_heatmaps(tmp_path):
     run("-m", "visattn", "heatmap", "--weights", "runs/one", "--image", "a.png", "--target", "3", *own, cwd=tmp_path)
 
     resume = (SCRIPT, "--resume", "runs/one", "--epochs", "2")
-    assert "mine.Told' is none of Lightning's" in run(*resume, cwd=tmp_path, code=1)
+    assert "mine.Told' is not one of Lightning's" in run(*resume, cwd=tmp_path, code=1)
     assert "epoch 2/2" in run(*resume, *own, cwd=tmp_path)
 
 

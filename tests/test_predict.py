@@ -197,11 +197,11 @@ class Says(torch.nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Says(lambda x: {"logits": x}), "a classifier returns .* two classes or more, this model a dict"),
-        (Says(lambda x: (x, x)), "a classifier returns .*, this model a tuple"),
-        (Says(lambda x: x), r"a classifier returns .*, this model a tensor \(1, 3, 8, 8\)"),
-        (Says(lambda x: x[:, :1, 0, 0]), r"a classifier returns .*, this model a tensor \(1, 1\)"),
-        (Says(lambda x: x[:, :, 0, 0] + float("nan")), "are not finite"),
+        (Says(lambda x: {"logits": x}), "a classifier returns .* two classes or more, not a dict"),
+        (Says(lambda x: (x, x)), "a classifier returns .*, not a tuple"),
+        (Says(lambda x: x), r"a classifier returns .*, not a tensor \(1, 3, 8, 8\)"),
+        (Says(lambda x: x[:, :1, 0, 0]), r"a classifier returns .*, not a tensor \(1, 1\)"),
+        (Says(lambda x: x[:, :, 0, 0] + float("nan")), "is not finite"),
         (Says(lambda x: x.new_tensor([[1.0, 2.0]])), "3 names for the 2 classes"),
         (timm.create_model("test_resnet", num_classes=0), r"has no classes \(num_classes=0\): give it a classifier"),
         (timm.create_model("test_vit"), r"does not take images of 3 x 8 x 8 \(Input height \(8\)"),
@@ -216,24 +216,24 @@ def test_images_that_cannot_be_used_are_explained(run, files, network, tmp_path)
     (tmp_path / "bad.png").write_bytes(b"no")
     (tmp_path / "nothing").mkdir()
     for images, error, message in [
-        (tmp_path / "bad.png", BadImage, "bad.png: not an image in a known format"),
-        (tmp_path / "not there.png", ValueError, "not there.png: there is no such file or folder"),
+        (tmp_path / "bad.png", BadImage, "bad.png: not an image in a supported format"),
+        (tmp_path / "not there.png", ValueError, "not there.png: no such file or folder"),
         ([files[0], tmp_path / "nothing"], ValueError, "nothing: no images in this folder"),
-        ([], ValueError, "there are no images to look at"),
-        (torch.zeros(0, 3, 8, 8), ValueError, "there are no images to look at"),
-        (torch.zeros(3, 8, 8, dtype=torch.uint8), TypeError, "a tensor is normalised already, .* got torch.uint8"),
+        ([], ValueError, "there are no images to classify"),
+        (torch.zeros(0, 3, 8, 8), ValueError, "there are no images to classify"),
+        (torch.zeros(3, 8, 8, dtype=torch.uint8), TypeError, "a tensor must be normalised .* got torch.uint8"),
         (torch.zeros(8, 8), TypeError, r"got torch.float32 \(8, 8\)"),
-        (np.zeros((8, 8, 3)), TypeError, r"an array is an image \(H, W, 3\) or \(H, W\) of uint8, got float64"),
+        (np.zeros((8, 8, 3)), TypeError, r"must be uint8 of shape \(H, W, 3\) or \(H, W\), got float64"),
         (np.zeros((8, 8, 4), np.uint8), TypeError, r"got uint8 \(8, 8, 4\)"),
         (np.zeros((0, 8, 3), np.uint8), TypeError, r"got uint8 \(0, 8, 3\)"),
         (np.zeros(8, np.uint8), TypeError, r"got uint8 \(8,\)"),
-        (7, TypeError, "an image is a file, a folder, .* got int"),
-        ({"a.jpg"}, TypeError, "an image is a file, a folder, .* got set"),
+        (7, TypeError, "an image must be a file, a folder, .* got int"),
+        ({"a.jpg"}, TypeError, "an image must be a file, a folder, .* got set"),
         ([torch.zeros(3, 8, 8), torch.zeros(3, 9, 8)], ValueError, r"different shapes: \(3, 8, 8\), \(3, 9, 8\)"),
     ]:
         with pytest.raises(error, match=message):
             visattn.predict(run, images)
-    with pytest.raises(ValueError, match=r"Says does not say how it wants its images \(timm's pretrained_cfg\)"):
+    with pytest.raises(ValueError, match=r"Says does not state its preprocessing \(timm's pretrained_cfg\)"):
         visattn.predict(Says(lambda x: x[:, :, 0, 0]), files[0])
     (found,) = visattn.predict(Says(lambda x: x[:, :, 0, 0]), files[0], preparation=Preparation.of(network))
     assert len(found.labels) == 3
@@ -246,8 +246,8 @@ def test_images_that_cannot_be_used_are_explained(run, files, network, tmp_path)
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
         ({"device": "gpu"}, ValueError, "device 'gpu' cannot be used"),
         ({"model": "runs/none"}, ValueError, "there is no file and no folder 'runs/none'"),
-        ({"model": 7}, TypeError, "the model is a network, or the folder or checkpoint of a run, got int"),
-        ({"model": torch.nn.Flatten(), "device": "cpu"}, ValueError, "this one stays where it is: move it"),
+        ({"model": 7}, TypeError, "the model must be a network, a run folder or a checkpoint, got int"),
+        ({"model": torch.nn.Flatten(), "device": "cpu"}, ValueError, "move this model yourself"),
     ],
 )
 def test_wrong_usage_is_explained(run, arguments, error, message):
@@ -337,7 +337,7 @@ def test_whole_numbers_are_no_scores(network):
         def forward(self, x):
             return network(x).round().long()
 
-    with pytest.raises(ValueError, match=r"this model a tensor .* of torch\.int64"):
+    with pytest.raises(ValueError, match=r"not a tensor .* of torch\.int64"):
         visattn.predict(Votes(), torch.zeros(3, 64, 64))
 
 
@@ -350,7 +350,7 @@ def test_bad_images_are_named_and_the_others_done(command, run, tmp_path):
         code, out, errors = command("--weights", run, "--image", "photographs", "none.png", "--batch-size", "2", *flag)
         assert code == 1
         assert errors == [
-            "visattn: none.png: there is no such file or folder",
+            "visattn: none.png: no such file or folder",
             "visattn: photographs/broken.jpg: the file is empty",
         ]
         out.encode()  # can be printed
@@ -381,7 +381,7 @@ def test_help_is_cheap():
     code = "import sys, visattn.cli as cli\ntry: cli.main(['predict', '--help'])\nfinally: print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     usage, _, modules = result.stdout.strip().rpartition("\n")
-    assert "exit codes:\n  0  every image was looked at\n" in usage
+    assert "exit codes:\n  0  all images were classified\n" in usage
     assert not {"lightning", "matplotlib", "cv2", "albumentations", "sklearn"} & set(modules.split())
 
 

@@ -135,7 +135,7 @@ def test_slurm_is_asked_to_start_the_job_again_and_the_run_goes_on(job, monkeypa
         patched.setattr(Classifier, "training_step", once(Classifier.training_step, signal.SIGUSR1, 6))
         assert main(arguments) == 128 + signal.SIGUSR1
     run = job / "runs" / "mine-run2"
-    assert "SLURM will start job 4242 again" in capsys.readouterr().out
+    assert "SLURM will restart job 4242" in capsys.readouterr().out
     assert (job / "asked").read_text() == "requeue 4242\n"
     assert checkpoint(run)["global_step"] == 6
     assert sorted(path.name for path in run.rglob("*.ckpt")) == ["best.ckpt", "last.ckpt"]
@@ -163,7 +163,7 @@ def test_slurm_may_refuse(job, monkeypatch, capsys):
 def test_a_task_of_an_array_has_a_number_of_its_own(job, monkeypatch):
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    assert slurm.requeue() == "SLURM will start job 77_3 again"
+    assert slurm.requeue() == "SLURM will restart job 77_3"
     assert (job / "asked").read_text() == "requeue 77_3\n"
     monkeypatch.setenv("PATH", str(job))
     assert slurm.requeue() == "scontrol requeue 77_3 failed: No such file or directory"

@@ -215,7 +215,7 @@ def test_numbers_made_in_inference_mode_serve_training_too():
 
 
 def test_what_is_normalised_already_is_refused():
-    with pytest.raises(TypeError, match=r"pixels are numbers from 0 to 255 \(uint8\), got torch.float32"):
+    with pytest.raises(TypeError, match=r"pixels must be integers from 0 to 255 \(uint8\), got torch.float32"):
         preparation(8).normalise(torch.zeros(1, 3, 8, 8))
 
 
@@ -246,10 +246,10 @@ def test_old_cards_are_completed_by_the_model():
     [
         ({"interpolation": "bicubik"}, "unknown interpolation 'bicubik': did you mean 'bicubic'"),
         ({"crop_mode": "centre"}, "unknown crop_mode 'centre': did you mean 'center'"),
-        ({"crop_pct": 0}, "crop_pct is the share of an image that is seen, got 0"),
-        ({"crop_pct": 0.001}, "images cannot be made as large as 160000 x 160000 pixels"),
-        ({"crop_pct": 87.5}, "crop_pct is the share of an image that is seen, got 87.5"),
-        ({"size": [64, 64]}, r"the model's input is \(64, 64\), not channels, height and width"),
+        ({"crop_pct": 0}, "crop_pct must be between 0 and 2, got 0"),
+        ({"crop_pct": 0.001}, "would resize images to 160000 x 160000 pixels"),
+        ({"crop_pct": 87.5}, "crop_pct must be between 0 and 2, got 87.5"),
+        ({"size": [64, 64]}, r"must be \(channels, height, width\), got \(64, 64\)"),
         ({"size": [4, 64, 64]}, "the model's input has 4 channels"),
     ],
 )

@@ -195,7 +195,7 @@ def test_other_numbers_of_classes(images):
         ({"size": 0}, "size of at least one"),
         ({"scales": 0}, "scales of at least one"),
         ({"samples": 0}, "samples of at least one"),
-        ({"num_classes": 1}, "two or more classes to tell apart, got 1"),
+        ({"num_classes": 1}, "two or more classes, got 1"),
         ({"sigma": 0.0}, "sigma above zero"),
         ({"policy": "randon"}, "did you mean 'random'"),
     ],
@@ -213,7 +213,10 @@ def test_half_precision_and_autocast(images):
     assert decision.log_prob.dtype == decision.baseline.dtype == torch.float32
     (F.cross_entropy(logits, torch.tensor([0, 1, 2])) + policy_loss(decision, torch.ones(3))).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
-    assert model.bfloat16().eval()(images.bfloat16()).isfinite().all()
+    expected = model.eval()(images.float())
+    rounded = copy.deepcopy(model).bfloat16()(images.bfloat16())
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), expected, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -11,9 +11,10 @@ from tests.models import model_and_images
 from tests.reference.heatmaps import by_hand, rollout, vit
 from tests.test_capture import arrays, small_vit
 from tests.tiers import mostly_slow
+from visattn.heatmaps import propagation
 from visattn.heatmaps.propagation import Propagation, discard_smallest, fuse_heads
 from visattn.heatmaps.watch.calls import Fused
-from visattn.heatmaps.watch.geometry import Geometry, Grid, Layer, Tokens
+from visattn.heatmaps.watch.layers import Geometry, Grid, Layer, Tokens
 
 TOKENS = Tokens(torch.tensor([[-2, 0, 1]]), Grid((0.0,), (0.0, 1.0)), ((-1, 0),))
 
@@ -28,6 +29,11 @@ def three_tokens(maps, read=(0,), **kwargs):
     return state, layers, [torch.from_numpy(m)[None, None] for m in maps]
 
 
+def go(state, layer, fused):
+    """Through a layer, whose map is in one piece."""
+    state.add(layer, lambda: [fused])
+
+
 def matrix(state):
     (tokens, rows) = state.open
     assert tokens is TOKENS
@@ -37,7 +43,7 @@ def matrix(state):
 def test_rollout_by_hand():
     state, layers, maps = three_tokens(by_hand.ROLLOUT_MAPS, normalised=True)
     for layer, each in zip(layers, maps, strict=True):
-        state.add(layer, [fuse_heads(each)])
+        go(state, layer, fuse_heads(each))
         np.testing.assert_allclose(matrix(state).sum(1), 1, atol=1e-12)
     np.testing.assert_allclose(matrix(state), by_hand.ROLLOUT, atol=1e-12)
     np.testing.assert_allclose(state.readout()[0, 0], by_hand.ROLLOUT_CLASS, atol=1e-12)
@@ -46,7 +52,7 @@ def test_rollout_by_hand():
 def test_readout_of_patches_by_hand():
     state, layers, maps = three_tokens(by_hand.ROLLOUT_MAPS, read=(1, 2), normalised=True)
     for layer, each in zip(layers, maps, strict=True):
-        state.add(layer, [fuse_heads(each)])
+        go(state, layer, fuse_heads(each))
     np.testing.assert_allclose(state.readout()[0, 0], by_hand.ROLLOUT_PATCHES, atol=1e-12)
 
 
@@ -54,14 +60,14 @@ def test_readout_of_patches_by_hand():
 def test_fusion_by_hand(fusion, expected):
     state, layers, maps = three_tokens(by_hand.FUSION_MAPS, normalised=True)
     for layer, each in zip(layers, maps, strict=True):
-        state.add(layer, [fuse_heads(each, fusion)])
+        go(state, layer, fuse_heads(each, fusion))
     np.testing.assert_allclose(matrix(state), expected, atol=1e-12)
 
 
 def test_discard_by_hand():
     state, layers, maps = three_tokens(by_hand.DISCARD_MAPS, normalised=True)
     for layer, each in zip(layers, maps, strict=True):
-        state.add(layer, [discard_smallest(fuse_heads(each), by_hand.DISCARD, TOKENS)])
+        go(state, layer, discard_smallest(fuse_heads(each), by_hand.DISCARD, TOKENS))
     np.testing.assert_allclose(matrix(state), by_hand.DISCARD_ROLLOUT, atol=1e-12)
 
 
@@ -69,7 +75,7 @@ def test_discard_by_hand():
 def test_relevance_by_hand(normalised, expected):
     state, layers, maps = three_tokens(by_hand.GRADIENT_MAPS, normalised=normalised)
     for layer, each, gradient in zip(layers, maps, by_hand.GRADIENTS, strict=True):
-        state.add(layer, [fuse_heads((each * torch.from_numpy(gradient)).clamp(min=0))])
+        go(state, layer, fuse_heads((each * torch.from_numpy(gradient)).clamp(min=0)))
     np.testing.assert_allclose(matrix(state), expected, atol=1e-12)
 
 
@@ -239,3 +245,14 @@ def test_wrong_options(method, options, error, message):
     model, images = model_and_images("test_vit", number=1)
     with pytest.raises(error, match=message):
         visattn.explain(model, images, method, **options)
+
+
+def test_halves_of_the_sources_one_after_the_other(monkeypatch):
+    expected, layers, maps = three_tokens(by_hand.ROLLOUT_MAPS, normalised=True)
+    halved, _, _ = three_tokens(by_hand.ROLLOUT_MAPS, normalised=True)
+    for layer, each in zip(layers, maps, strict=True):
+        go(expected, layer, fuse_heads(each))
+        with monkeypatch.context() as patch:
+            patch.setattr(propagation, "AT_ONCE", 0)
+            halved.add(layer, lambda each=each: fuse_heads(each).split(2, 2))
+    np.testing.assert_allclose(matrix(halved), matrix(expected), atol=1e-12)

@@ -112,5 +112,5 @@ def test_another_optimiser_is_refused(change):
     model.get_classifier = lambda: model[0]
     state = {"optimizer_states": [optimizer.state_dict()]}
     check_optimizer_state(state, model, Settings(lr=0.7))
-    with pytest.raises(ValueError, match="the state of another optimiser"):
+    with pytest.raises(ValueError, match="the optimiser state in the checkpoint does not match"):
         check_optimizer_state(state, model, Settings(**change))

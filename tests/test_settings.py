@@ -97,7 +97,7 @@ def test_what_a_run_writes_down_repeats_it(tmp_path):
         (["--trainer.fast_dev_run", "true"], "cannot be set here: try --epochs 1"),
         (["--ema", "2"], "--ema must be below 1, got 2"),
         (["--difficulty", "hard"], "difficulty"),
-        (["--config", "imagenete"], r"there is no configuration 'imagenete': did you mean 'imagenette'"),
+        (["--config", "imagenete"], r"unknown configuration 'imagenete': did you mean 'imagenette'"),
     ],
 )
 def test_mistakes_are_explained_in_one_line(arguments, message):
@@ -111,7 +111,7 @@ def test_mistakes_are_explained_in_one_line(arguments, message):
     [
         ("modle: resnet18", r"unknown key 'modle' in .*mine.yaml: did you mean 'model'"),
         ("trainer:\n  bechmark: true", r"unknown key 'trainer.bechmark' in .*: did you mean 'trainer.benchmark'"),
-        ("- 1\n- 2", "is not a file of settings"),
+        ("- 1\n- 2", "is not a settings file"),
         ("model: [", "is not YAML"),
     ],
 )

@@ -14,7 +14,7 @@ from torch import nn
 import visattn
 from tests.models import model_and_images
 from visattn.heatmaps import attention_heads, relate
-from visattn.models.attach import survey_places
+from visattn.models.places import survey_places
 from visattn.modules import eagerly, sharing_copy, weightless_copy
 
 A_PASS_PER_CHANNEL = {"scorecam", "ablationcam"}

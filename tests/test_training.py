@@ -32,7 +32,7 @@ from visattn.training.settings import Settings
 
 # TensorBoard's and Lightning's own
 pytestmark = [
-    pytest.mark.usefixtures("elsewhere"),
+    pytest.mark.usefixtures("elsewhere", "_few_pictures"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*"),
 ]
 
@@ -140,9 +140,9 @@ def test_resume_takes_the_newest_run_that_has_begun_and_no_other(elsewhere):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "test_vit"], "holds another model than 'test_vit'"),
-        (["--epochs", "1"], "is in epoch 2 already"),
-        (["--attn", "cbam"], "holds another model than 'test_resnet'"),
+        (["--model", "test_vit"], "is not of the model 'test_vit'"),
+        (["--epochs", "1"], "is already in epoch 2"),
+        (["--attn", "cbam"], "is not of the model 'test_resnet'"),
     ],
 )
 def test_a_resume_that_cannot_work_leaves_the_run_alone(finished, elsewhere, capsys, arguments, message):
@@ -257,11 +257,11 @@ BAD_SETTINGS = {
     "augmentation": (["--augment", "colr"], "unknown augmentation 'colr'"),
     "data": (["--data", "folder", "--root", "nowhere"], "there is no folder 'nowhere'"),
     "batch": (["--batch-size", "4000"], "more than the 3000 training images"),
-    "resume": (["--resume", "runs/nothing"], "there is no run and no checkpoint 'runs/nothing'"),
+    "resume": (["--resume", "runs/nothing"], "no such run or checkpoint: 'runs/nothing'"),
     "devices": (["--devices", "two"], "--devices 'two'"),
     "precision": (["--precision", "12"], "precision"),
     "strategy": (["--strategy", "dpp"], "strategy"),
-    "nan": (["--lr", "1e6", "--optimizer", "sgd"], "the loss is not a finite number any more.*lower --lr"),
+    "nan": (["--lr", "1e6", "--optimizer", "sgd"], "the loss is no longer finite.*lower --lr"),
     "option": (["--attn-options", "{rd_ration: 1}"], "no argument 'rd_ration'"),
 }
 
@@ -296,7 +296,7 @@ FOLDER = ["--data", "folder", "--root", "photographs", "--image-size", "32", "--
     "--trainer.limit_train_batches", "1.0", "--trainer.limit_val_batches", "1.0"]  # fmt: skip
 DAMAGE = {
     "empty": (lambda data: b"", "the file is empty"),
-    "truncated": (lambda data: data[: len(data) // 2], "cut off"),
+    "truncated": (lambda data: data[: len(data) // 2], "truncated"),
     "garbage": (lambda data: bytes(len(data)), "not an image"),
     "bomb": (lambda data: _huge_png(), "30000 x 30000 pixels, more than"),
 }
@@ -426,7 +426,7 @@ def test_what_was_found_and_what_stays_random_is_said(tmp_path, capsys):
     folder = ("--data", "folder", "--root", tmp_path / "photos", "--batch-size", 4, "--workers", 0)
     said = run(*folder, "--name", "frozen", "--freeze-backbone", capsys=capsys).out
     assert "on folder: 2 classes, " in said
-    assert "8 images to train on, 2 to validate on\n" in said
+    assert "8 training images, 2 validation images\n" in said
     assert "note: --freeze-backbone without --pretrained: the backbone keeps its random weights\n" in said
     assert "random" not in run(*folder, "--name", "free", capsys=capsys).out
 

@@ -13,7 +13,10 @@ from rich.console import Console
 
 import visattn
 from tests.pretend import DEVICE, PretendGPU, strategy
-from visattn.heatmaps.attention import attention, chefer, rollout
+from tests.tiers import mostly_slow
+from visattn.heatmaps.methods.attention import attention
+from visattn.heatmaps.methods.relevance import chefer
+from visattn.heatmaps.methods.rollout import rollout
 from visattn.heatmaps.request import Request
 from visattn.training import progress
 from visattn.training.building import create_classifier, create_data, create_source
@@ -94,7 +97,7 @@ def terminal(monkeypatch):
     return screen
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", mostly_slow(RUNS, "convolutions", "recipe", "random glimpses", "hard"))
 def test_no_step_waits_for_the_device(name, terminal):
     waits = fit(**RUNS[name])
     found = [wait for wait in waits.found("train", "validate") if HAND_OVER not in wait]
@@ -119,13 +122,7 @@ ROLLOUTS = {
 METHODS = (rollout, attention, chefer)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in ("fused", "written out", "pooled keys") else pytest.mark.slow)
-        for name in ROLLOUTS
-    ],
-)
+@pytest.mark.parametrize("name", mostly_slow(ROLLOUTS, "fused", "pooled keys"))
 def test_nothing_waits_per_layer_after_the_first_call(name):
     model = visattn.create_model(ROLLOUTS[name], num_classes=5).eval()
     images = torch.rand(2, *model.pretrained_cfg["input_size"])

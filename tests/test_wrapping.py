@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 import visattn
 from tests.models import model_and_images
-from visattn.models.wrapping import WRAPPED, WithAttention, plain_name
+from visattn.models.wrapper import WRAPPED, WithAttention, plain_name
 from visattn.training.optimisation import create_optimizer
 from visattn.training.settings import Settings
 

@@ -1,4 +1,4 @@
-"""How large a module is and how much it computes."""
+"""Parameters and multiply-accumulates of a module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def count_macs(module: nn.Module, *input_shape: int) -> int:
     """Multiply-accumulates of one forward pass: convolutions, linear layers and attention matrices.
 
     Elementwise work (activations, norms, gates) is not counted, as in the literature. A copy of the module runs on
-    the meta device, so nothing is computed and the module itself is left alone.
+    the meta device, so nothing is computed and the module itself is untouched.
 
     >>> count_macs(nn.Conv2d(3, 8, 3), 1, 3, 5, 5)
     1944

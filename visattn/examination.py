@@ -15,6 +15,7 @@ from visattn.core.arguments import Device, at_least_one
 from visattn.heatmaps import METHODS, attention_heads, list_methods
 from visattn.heatmaps.findings import Examiner, Question, classes_of
 from visattn.heatmaps.targets import resolve
+from visattn.missing import saying_what_to_install
 from visattn.models.saving.saved import Trained
 from visattn.modules import evaluating
 from visattn.opening import open_model, own_preparation
@@ -25,22 +26,22 @@ if TYPE_CHECKING:
     from visattn.report.folder import HeatmapFolder
     from visattn.report.views import Finding
 
-DEFAULT = ("rollout", "chefer", "gradcam", "gates", "glimpses")  # those of them that fit,
-OTHERWISE = ("input_gradient", "eigencam")  # or the first of these
-WITH_PATCHES = 24  # images, up to which the page has the relations of patches
+DEFAULT = ("rollout", "chefer", "gradcam", "gates", "glimpses")  # those that apply to the model
+OTHERWISE = ("input_gradient", "eigencam")  # the first of these that applies, if none of the others does
+WITH_PATCHES = 24  # images: with more, the page leaves out what patches attend to
 
 Picture: TypeAlias = "str | PathLike[str] | InMemory"
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found out about images.
+    """Result of :func:`examine`.
 
     Args:
-        findings: one per image; if they were written to a folder, only those on its page.
-        number: how many images were examined.
-        left_out: what could not be done, each with the reason.
-        page: the page, if a folder was written.
+        findings: one per image; if a folder was written, only those on its page.
+        number: number of images examined.
+        left_out: what was skipped, each with the reason.
+        page: the HTML page, if a folder was written.
     """
 
     findings: tuple[Finding, ...]
@@ -49,6 +50,7 @@ class Examination:
     page: Path | None = None
 
 
+@saying_what_to_install()
 def examine(
     model: nn.Module | str | PathLike[str] | Trained,
     images: Picture | Sequence[Picture],
@@ -65,22 +67,22 @@ def examine(
     note: Callable[[str, str], None] | None = None,
     track: Callable[[list[Any]], Iterable[Any]] | None = None,
 ) -> Examination:
-    """What a model looks at in images, by several methods; the model is left as it was found.
+    """Find out what a model looks at in images, by several methods, leaving the model unchanged.
 
     Args:
-        model: the folder of a run, one of its checkpoints, or a network, timm's or yours.
-        images: files, folders, pictures of Pillow's, or arrays (H, W, 3) or (H, W) of uint8; one or a list.
-        methods: see :func:`visattn.list_methods`; a few that fit unless given.
-        target: the class to explain, by number or name; the predicted one unless given.
-        out: a folder to write pictures, arrays, a page and a manifest to.
-        layers: also show the attention of single heads, of these layers (names or numbers, or ``"all"``),
-        heads: and of these heads (numbers, or ``"all"``).
-        classes: names of the classes in order; a run knows them, and those of ImageNet are known.
-        preparation: how images become tensors; what the card of a run says, or timm of its models, unless given.
-        batch_size: images at a time.
-        device: where to compute what is loaded from a path; cuda if there is one. A model stays where it is.
-        note: called at once with what is left out, and why.
-        track: wraps the list of images, as ``tqdm`` does, to show progress.
+        model: a run folder, a checkpoint, or a network (timm's or your own).
+        images: files, folders, Pillow images, or uint8 arrays (H, W, 3) or (H, W); one or a list.
+        methods: see :func:`visattn.list_methods`; by default a few that apply to the model.
+        target: index or name of the class to explain; by default the predicted class.
+        out: folder to which pictures, arrays, a page and a manifest are written.
+        layers: also show single attention heads of these layers (names or indices, or ``"all"``).
+        heads: also show these single attention heads (indices, or ``"all"``).
+        classes: class names in order; known for runs and for ImageNet.
+        preparation: preprocessing; by default that of the model card or of timm's configuration.
+        batch_size: images per batch.
+        device: where to run a model that is loaded from a path; cuda if available. A network stays where it is.
+        note: called with each skipped item and the reason, as soon as it is skipped.
+        track: wraps the list of images to show progress, as ``tqdm`` does.
 
     >>> import numpy, timm
     >>> model = timm.create_model("test_vit", num_classes=2)
@@ -136,7 +138,7 @@ def _several(given: Any) -> list[Any] | None:
 
 
 def _find(images: Any, leave_out: Callable[[str, str], None]) -> list[Any]:
-    """Paths of files, and what is in memory."""
+    """Collect the paths of files, and images in memory."""
     from visattn.data.images import as_rgb, find_images
 
     found: list[Any] = []
@@ -164,10 +166,10 @@ def _opened(model: Any, device: Device, preparation: Preparation | None) -> tupl
         trained, own = open_model(None, str(model), device)
         return trained, preparation or own
     if device is not None:
-        raise ValueError("device is for models that are loaded from a path; this one stays where it is: move it")
+        raise ValueError("device applies only to models loaded from a path: move this model yourself")
     if not isinstance(model, Trained):
         if not isinstance(model, nn.Module):
-            raise TypeError(f"the model is a network, or the folder or checkpoint of a run, got {type(model).__name__}")
+            raise TypeError(f"the model must be a network, a run folder or a checkpoint, got {type(model).__name__}")
         model = Trained(model, type(model).__name__, "in memory")
     return model, preparation or own_preparation(model.model)
 
@@ -181,7 +183,7 @@ def _question(
     images: int,
     leave_out: Callable[[str, str], None],
 ) -> Question:
-    """What to find out about every image; what does not fit the model is left out."""
+    """What to find out about every image, leaving out what does not apply to the model."""
     like = next(trained.model.parameters())
     example = torch.zeros(1, *preparation.size).to(like.device)
     fitting = list_methods(trained.model, example)
@@ -190,16 +192,16 @@ def _question(
         chosen = [name for name in OTHERWISE if name in fitting][:1]
         if not chosen:
             reason = fitting.reasons[OTHERWISE[-1]]
-            raise ValueError(f"no method for {trained.name} ({reason}): name one of {', '.join(fitting)}")
+            raise ValueError(f"no method for {trained.name} ({reason}): choose one of {', '.join(fitting)}")
     for name in methods or ():
         if name in fitting.reasons:
-            leave_out(name, f"does not fit {trained.name}: {fitting.reasons[name]}")
+            leave_out(name, f"does not apply to {trained.name}: {fitting.reasons[name]}")
     grid = layers is not None or heads is not None
     head_layers = None if layers == "all" else _several(layers)
     head_numbers = None if heads == "all" else _several(heads)
     if grid and "attention" not in fitting:
         grid = False
-        leave_out("layers and heads", f"do not fit {trained.name}: {fitting.reasons['attention']}")
+        leave_out("layers and heads", f"do not apply to {trained.name}: {fitting.reasons['attention']}")
     if grid:
         attention_heads(trained.model, example, head_layers, head_numbers)  # raises if there is no such layer or head
     patches = "attention" in fitting and images <= WITH_PATCHES
@@ -209,7 +211,7 @@ def _question(
 def _facts(
     trained: Trained, preparation: Preparation, folder: HeatmapFolder, left_out: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """What the manifest says beside the images."""
+    """Entries of the manifest besides the images."""
     import visattn
 
     return {

@@ -1,4 +1,4 @@
-"""Files that come with visattn, how it writes its own (whole, or not at all), and how it reads those of others."""
+"""Files bundled with visattn, atomic writes, and safe reads of other people's files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE = Path(__file__).parent
-JOINERS = "\u200c\u200d"  # without a width of their own, between letters of Persian, say
-LARGEST_MANIFEST = 256_000_000  # bytes: heatmaps of some hundred thousand images
+JOINERS = "\u200c\u200d"  # zero-width joiners, needed in Persian, for example
+LARGEST_MANIFEST = 256_000_000  # bytes: heatmaps of several hundred thousand images
 
 SPECIAL = {
     stat.S_IFDIR: "a folder",
@@ -29,18 +29,23 @@ def configs_folder() -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / "configs"
 
 
-def read_bytes(path: str | Path, limit: int) -> bytes:
-    """The content of a regular file of at most so many bytes; anything else raises `OSError`.
+def at_home(path: str) -> str:
+    """A path with the home folder for its ``~/``, which a shell leaves alone in ``--out=~/runs``, and a file always."""
+    return os.path.expanduser(path) if path.startswith("~/") else path
 
-    A pipe would be waited for, and a device never ends.
+
+def read_bytes(path: str | Path, limit: int) -> bytes:
+    """Read a regular file of at most ``limit`` bytes; anything else raises `OSError`.
+
+    Reading a pipe could block, and a device never ends.
     """
     check_regular(os.stat(path).st_mode)
     with open(path, "rb", opener=_open_without_waiting) as stream:
         status = os.fstat(stream.fileno())
-        check_regular(status.st_mode)  # it may be another one by now
+        check_regular(status.st_mode)  # it may have been replaced meanwhile
         content = stream.read(limit + 1) if status.st_size <= limit else b""
         if status.st_size > limit or len(content) > limit:
-            raise OSError(None, f"larger than the {limit / 1e6:g} MB that are read")
+            raise OSError(None, f"larger than the limit of {limit / 1e6:g} MB")
         return content
 
 
@@ -49,18 +54,18 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def check_regular(mode: int) -> None:
-    """Raise unless it is the mode of a regular file."""
+    """Raise `OSError` unless the mode is that of a regular file."""
     if not stat.S_ISREG(mode):
         raise OSError(None, f"{SPECIAL.get(stat.S_IFMT(mode), 'something else')}, not a file")
 
 
 def reason(error: Exception) -> str:
-    """What an error says, without its number and the name of the file."""
+    """Message of an error, without its number and file name."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def printable(text: str) -> str:
-    """Text of a stranger's on one line, with a replacement for what is no letter, or would tell a terminal what to do.
+    """Put untrusted text on one line, replacing what is not printable or would control a terminal.
 
     >>> printable("two\\nlines, and a byte: \\udcff"), printable("\\x1b[31mred")
     ('two lines, and a byte: \ufffd', '\ufffd[31mred')
@@ -70,7 +75,7 @@ def printable(text: str) -> str:
 
 
 def read_text(path: str | Path, limit: int) -> str:
-    """The text of a regular file of at most so many bytes; anything else raises `ValueError`."""
+    """Read a UTF-8 text file of at most ``limit`` bytes; anything else raises `ValueError`."""
     try:
         return read_bytes(path, limit).decode()
     except OSError as error:
@@ -81,7 +86,7 @@ def read_text(path: str | Path, limit: int) -> str:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A file to write to that takes its place when it is complete; after an error nothing has changed."""
+    """Write a file atomically: yield a temporary path that replaces ``path`` on success; on error nothing changes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -92,29 +97,29 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.replace(partial, path)
     except OSError as error:
         raise OSError(
-            error.errno, f"could not write {str(path)!r} ({error.strerror or error}); the file from before is untouched"
+            error.errno, f"could not write {str(path)!r} ({error.strerror or error}); any earlier version is untouched"
         ) from error
     finally:
         partial.unlink(missing_ok=True)
 
 
 def to_json(content: Any) -> str:
-    """Text that every reader of JSON takes; NaN and infinite numbers, which JSON does not have, raise."""
+    """Serialise to strict JSON; NaN and infinite numbers, which JSON lacks, raise `ValueError`."""
     try:
         return json.dumps(content, indent=2, allow_nan=False) + "\n"
     except ValueError as error:
-        raise ValueError("there is a number that is not finite (NaN or infinite), which JSON cannot hold") from error
+        raise ValueError("JSON cannot represent a number that is not finite (NaN or infinite)") from error
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write a JSON file, at once."""
+    """Write a JSON file atomically."""
     text = to_json(content)
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def made_by(manifest: Path) -> str | None:
-    """Who wrote a manifest, as it says itself; None if it cannot be read or does not say."""
+    """The ``made_by`` entry of a manifest; None if the manifest cannot be read or has none."""
     try:
         content = json.loads(read_text(manifest, LARGEST_MANIFEST))
     except (ValueError, RecursionError):

@@ -1,9 +1,10 @@
-"""How long lists, and shapes, are told to people."""
+"""Readable forms of long lists and of shapes."""
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -18,7 +19,7 @@ def first_few(names: Sequence[str], most: int) -> str:
 
 
 def evenly(items: Sequence[T], most: int) -> list[T]:
-    """At most so many of the items, evenly chosen, with the first and the last.
+    """Choose at most ``most`` items at even distances, including the first and the last.
 
     >>> evenly(range(100), 4), evenly("ab", 4)
     ([0, 33, 66, 99], ['a', 'b'])
@@ -29,9 +30,19 @@ def evenly(items: Sequence[T], most: int) -> list[T]:
 
 
 def times(shape: Iterable[int]) -> str:
-    """A shape.
+    """Format a shape.
 
     >>> times((3, 224, 224))
     '3 x 224 x 224'
     """
     return " x ".join(map(str, shape))
+
+
+def shown(value: Any) -> str:
+    """A value in a message, not too long of it."""
+    brief = reprlib.Repr()
+    brief.maxstring = brief.maxother = brief.maxlong = 60
+    try:
+        return brief.repr(value)
+    except ValueError:  # Python's limit of digits
+        return "a huge number"

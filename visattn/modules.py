@@ -1,8 +1,8 @@
-"""Networks while others use them: modes, copies, hooks of one thread, and how they refuse images.
+"""Safe use of networks that others are using too: modes, copies, per-thread hooks, and how networks reject images.
 
-A network may be serving in another thread. Whatever looks into it therefore works on a copy: modules of its own, so
-that modes, hooks and what is cached in a forward pass are private, around the same tensors (:func:`sharing_copy`) or
-around stand-ins without storage (:func:`weightless_copy`). The network itself is only read.
+A network may be in use in another thread. Whatever inspects it therefore works on a copy: its own modules, so that
+modes, hooks and anything cached in a forward pass are private, around the same tensors (:func:`sharing_copy`) or around
+placeholders without storage (:func:`weightless_copy`). The network itself is only read.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch.overrides import TorchFunctionMode
 
 
 def in_backward() -> bool:
-    """Whether a gradient is being computed: a module that runs now only computes again what was not stored."""
+    """Whether a gradient is being computed: a module that runs now only recomputes what was not stored."""
     return torch._C._current_graph_task_id() != -1
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside, every module's own mode afterwards."""
+    """Set evaluation mode, and restore every module's own mode afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -39,7 +39,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def why_refused(error: Exception) -> str:
-    """What a network said when it could not be run, in one short line: it can refuse an image in any way it likes."""
+    """Condense the error of a network that could not run, which can be anything, into one short line."""
     said = textwrap.shorten(str(error), 160, placeholder=" ...")
     plain = isinstance(error, AssertionError | RuntimeError | TypeError | ValueError)
     return said if said and plain else f"{type(error).__name__} {said}".strip()
@@ -47,7 +47,7 @@ def why_refused(error: Exception) -> str:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run a compiled module as it was written, so that hooks in it are called."""
+    """Run a compiled module uncompiled, so that its hooks are called."""
     compiled, model._compiled_call_impl = model._compiled_call_impl, None
     try:
         with eagerly():
@@ -57,7 +57,7 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
 
 
 class HookOfThread:
-    """A hook on a network that others use too: it acts only in the thread that made it, and copies leave it out.
+    """A hook on a shared network that acts only in the thread that created it, and that copies leave out.
 
     Args:
         act: the hook.
@@ -68,22 +68,22 @@ class HookOfThread:
         self.thread = threading.get_ident()
 
     def __call__(self, *args: Any) -> Any:
-        """Nothing in another thread."""
+        """Run the hook, except in other threads."""
         return self.act(*args) if threading.get_ident() == self.thread else None
 
 
 def lasting_hooks(hooks: dict[int, Any]) -> dict[int, Any]:
-    """Those hooks in one of a module's tables that belong to the network, and not to somebody who is looking."""
+    """Hooks in one of a module's tables that belong to the network itself, not to a temporary observer."""
     return hooks and {key: hook for key, hook in list(hooks.items()) if not isinstance(hook, HookOfThread)}
 
 
 def sharing_copy(model: nn.Module) -> nn.Module:
-    """A copy of a network's modules in evaluation mode, with the same tensors: nothing large is copied."""
+    """Copy a network's modules in evaluation mode, sharing its tensors: nothing large is copied."""
     return _copy(model, lambda tensor: tensor)
 
 
 def weightless_copy(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode with stand-ins without storage for all parameters and buffers."""
+    """Copy a network in evaluation mode, with placeholders without storage for all parameters and buffers."""
     return _copy(model, _stand_in)
 
 
@@ -111,7 +111,7 @@ def _copy(model: nn.Module, instead: Callable[[Tensor], Tensor]) -> nn.Module:
 
 
 class _Eager:
-    """How many are inside :func:`eagerly`, in all threads."""
+    """Number of callers inside :func:`eagerly`, in all threads."""
 
     lock = threading.Lock()
     number = 0
@@ -120,11 +120,11 @@ class _Eager:
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Run what was compiled as it was written.
+    """Run compiled code uncompiled.
 
-    The compiler knows only one stance for all threads: the first who needs it sets it, and the last one sets it back.
+    The compiler has a single stance for all threads: the first caller sets it, and the last one restores it.
     """
-    if "torch._dynamo" not in sys.modules:  # nothing can have been compiled, and to load it takes a second
+    if "torch._dynamo" not in sys.modules:  # nothing can be compiled yet, and loading it takes a second
         yield
         return
     with _Eager.lock:
@@ -141,10 +141,23 @@ def eagerly() -> Iterator[None]:
 
 
 class _Detaching(TorchFunctionMode):
-    """Lets tensors be copied that are results, such as a map that a module keeps: torch copies only leaves."""
+    """Allow copying non-leaf tensors, such as a map that a module keeps: torch itself copies only leaves."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__deepcopy__ and not args[0].is_leaf:
             result, memo = args
             return memo.setdefault(id(result), result.detach().clone())
         return func(*args, **(kwargs or {}))
+
+
+def underlying(model: nn.Module) -> nn.Module:
+    """The network itself, inside whatever ``torch.compile`` and the wrappers for several devices put around it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a network is needed, got {type(model).__name__}")
+    while True:
+        if "_orig_mod" in model._modules:  # asking for the type would import the compiler
+            model = model.get_submodule("_orig_mod")
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model

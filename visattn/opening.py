@@ -1,4 +1,4 @@
-"""What people hand to ``predict`` and ``examine``: a model by its path, and images as files, pictures or tensors."""
+"""The inputs of ``predict`` and ``examine``: a model by its path, and images as files, pictures or tensors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from visattn.models.wrapping import inside
-from visattn.modules import why_refused
+from visattn.modules import underlying, why_refused
 
 if TYPE_CHECKING:
     from visattn.data.images import InMemory
@@ -21,7 +20,7 @@ Picture: TypeAlias = "str | PathLike[str] | InMemory | Tensor"
 
 
 def open_model(name: str | None, weights: str | None, device: str | torch.device | None) -> tuple[Trained, Preparation]:
-    """A model by name or from a path, on its device, and how its images are prepared."""
+    """Open a model by name or from a path, on its device, with its preprocessing."""
     from visattn.data.preparation import Preparation
     from visattn.models.saving.saved import open_trained
 
@@ -38,28 +37,29 @@ def _device(name: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.empty(1, device=name).device
-    except Exception as error:  # every kind of device refuses in its own way
+    except Exception as error:  # every kind of device raises its own error
         raise ValueError(f"device {str(name)!r} cannot be used: {why_refused(error)}") from error
     if device.type == "meta":
-        raise ValueError("device 'meta' cannot be used: tensors there have no numbers")
+        raise ValueError("device 'meta' cannot be used: its tensors have no values")
     return device
 
 
 def image_inputs(
     images: Picture | Sequence[Picture], model: nn.Module, preparation: Preparation | None
 ) -> Iterator[tuple[str | None, Tensor]]:
-    """Inputs (C, H, W) one by one, each with its file."""
-    from visattn.data.decode import read_image
-    from visattn.data.images import as_rgb, find_images
+    """Yield inputs (C, H, W) one by one, each with its file."""
     from visattn.data.preparation import Preparation
 
     if preparation is not None and not isinstance(preparation, Preparation):
-        raise TypeError(f"preparation is a Preparation, got {type(preparation).__name__}")
+        raise TypeError(f"preparation must be a Preparation, got {type(preparation).__name__}")
     every: Any = images if isinstance(images, list | tuple) else [images]
     for image in every:
         if isinstance(image, Tensor):
             yield from ((None, x) for x in _normalised(image))
             continue
+        from visattn.data.decode import read_image  # tensors need no decoder
+        from visattn.data.images import as_rgb, find_images
+
         preparation = preparation or own_preparation(model)
         if isinstance(image, str | PathLike):
             paths, missing = find_images([str(image)])
@@ -74,20 +74,20 @@ def image_inputs(
 def _normalised(image: Tensor) -> Iterable[Tensor]:
     if image.ndim not in (3, 4) or not image.is_floating_point():
         raise TypeError(
-            f"a tensor is normalised already, (C, H, W) or (B, C, H, W) of floating-point numbers, got {image.dtype} "
-            f"{tuple(image.shape)}; pixels are given as an array"
+            f"a tensor must be normalised floating-point numbers (C, H, W) or (B, C, H, W), got {image.dtype} "
+            f"{tuple(image.shape)}; pass pixels as an array"
         )
     return image[None] if image.ndim == 3 else image
 
 
 def own_preparation(model: nn.Module) -> Preparation:
-    """How a model wants its images, as timm's ``pretrained_cfg`` says it."""
+    """Preprocessing of a model according to timm's ``pretrained_cfg``."""
     from visattn.data.preparation import Preparation
 
-    model = inside(model)
+    model = underlying(model)
     if not getattr(model, "pretrained_cfg", None):
         raise ValueError(
-            f"{type(model).__name__} does not say how it wants its images (timm's pretrained_cfg): give preparation=, "
-            "or tensors that are normalised already"
+            f"{type(model).__name__} does not state its preprocessing (timm's pretrained_cfg): pass preparation=, "
+            "or tensors that are already normalised"
         )
     return Preparation.of(model)

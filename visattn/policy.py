@@ -1,14 +1,14 @@
-r"""Decisions taken at random, and how they are learned: REINFORCE (Williams 1992).
+r"""Random decisions and how they are learned: REINFORCE (Williams 1992).
 
 .. math:: \nabla E[R] = E\Big[\sum_t \nabla \log \pi(a_t)\, (R - b_t)\Big]
 
 where :math:`a_t` is what was decided (``log_prob`` holds its log-probability), :math:`R` the reward for the answer, and
-:math:`b_t` a guess of it that was made without knowing :math:`a_t` (``baseline``): it does not change the mean of the
-estimate, and takes away variance.
+:math:`b_t` a prediction of it made without knowing :math:`a_t` (``baseline``), which leaves the mean of the estimate
+unchanged and reduces its variance.
 
 A module that decides at random derives from :class:`DecisionModule` and keeps a :class:`Decision` whenever it decides
-in training mode. Whoever trains a model adds the :func:`policy_term` of its decisions; ``train.py`` does so for any
-model:
+in training mode. The training loop adds the :func:`policy_term` of the decisions to the loss; ``train.py`` does so for
+any model:
 
 >>> import torch, visattn
 >>> from torch import nn
@@ -39,10 +39,10 @@ class Decision:
 
     Args:
         log_prob: (B, T), log-probability of what was decided; its gradient trains the policy.
-        baseline: (B, T), the reward that was expected; learned if it has a gradient.
-        entropy: (B, T), of the distribution that was drawn from, in nats.
-        weight: of the policy's gradient in the loss.
-        entropy_weight: of the entropy: the larger, the longer a policy goes on exploring.
+        baseline: (B, T), the expected reward; learned if it has a gradient.
+        entropy: (B, T), entropy of the sampled distribution, in nats.
+        weight: weight of the policy gradient in the loss.
+        entropy_weight: weight of the entropy: the larger, the longer the policy keeps exploring.
     """
 
     log_prob: Tensor
@@ -53,23 +53,23 @@ class Decision:
 
 
 class DecisionModule(nn.Module):
-    """A module that takes decisions at random when it runs in training mode.
+    """A module that makes random decisions in training mode.
 
-    Its ``forward`` then sets ``self.decision``, once or several times; in evaluation mode it leaves nothing to chance.
+    Its ``forward`` then sets ``self.decision``, once or several times; in evaluation mode it is deterministic.
 
     All decisions of one forward pass of the outermost model are kept, in order, until they are taken or the next such
-    pass decides. What cannot be learned from is not kept: decisions in evaluation mode, without gradient, or of a pass
-    that is only run again for the sake of memory (``torch.utils.checkpoint`` with ``use_reentrant=False``).
+    pass decides. Decisions that cannot be learned from are not kept: those made in evaluation mode, without gradient,
+    or in a pass that is only recomputed to save memory (``torch.utils.checkpoint`` with ``use_reentrant=False``).
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._kept: list[Decision] = []
-        self._pass: ReferenceType[Pass] | None = None  # in which they were taken
+        self._pass: ReferenceType[Pass] | None = None  # in which they were made
 
     @property
     def decision(self) -> Decision | None:
-        """The last one that nobody has taken yet."""
+        """Last decision that has not been taken yet."""
         return self._kept[-1] if self._kept else None
 
     @decision.setter
@@ -77,10 +77,10 @@ class DecisionModule(nn.Module):
         if decision is None:  # nothing was decided
             return
         if not isinstance(decision, Decision):
-            raise TypeError(f"{type(self).__name__}.decision is a Decision, got {type(decision).__name__}")
+            raise TypeError(f"{type(self).__name__}.decision must be a Decision, got {type(decision).__name__}")
         if not self.training or not torch.is_grad_enabled():
             return
-        if not torch.compiler.is_compiling():  # a compiler sees no pass but its own, and runs nothing again in Python
+        if not torch.compiler.is_compiling():  # a compiler sees only its own pass, and recomputes nothing in Python
             if in_backward():
                 return
             now = _running_pass()
@@ -90,12 +90,12 @@ class DecisionModule(nn.Module):
         self._kept.append(decision)
 
     def take(self) -> list[Decision]:
-        """The decisions of the last pass, in order, unless they were taken before."""
+        """Take the decisions of the last pass, in order; each can be taken once."""
         decisions, self._kept, self._pass = self._kept, [], None
         return decisions
 
     def observe(self, reward: Tensor) -> None:
-        """Learn what the last decisions were worth: the mean reward of the batch, over all processes."""
+        """Receive the mean reward of the batch over all processes, for baselines that are not networks."""
 
     def __getstate__(self) -> dict[str, Any]:
         # A decision is part of one step's graph, which cannot be copied.
@@ -103,14 +103,14 @@ class DecisionModule(nn.Module):
 
 
 class Pass:
-    """A forward pass of the outermost model; lives as long as it runs."""
+    """A forward pass of the outermost model; exists while it runs."""
 
 
 def _running_pass() -> Pass | None:
-    """The pass that is running now: a call of a module that no other module made.
+    """Pass that is running now: a module call that was not made by another module.
 
-    PyTorch does not say so, hence a look at the stack. The pass is kept among the keyword arguments of that call, which
-    are its own, handed on already, and gone when it ends.
+    PyTorch has no record of it, hence a look at the stack. The pass is kept in the keyword arguments of that call,
+    which are private to it, already passed on, and gone when it ends.
     """
     frame, outermost = inspect.currentframe(), None
     while frame is not None:
@@ -121,19 +121,19 @@ def _running_pass() -> Pass | None:
 
 
 def take_decisions(model: nn.Module) -> list[Decision]:
-    """The decisions of the last forward pass of a model in training mode; each can be taken once.
+    """Take the decisions of a model's last forward pass in training mode; each can be taken once.
 
-    If one loss is made of several passes, take the decisions of each before the next begins.
+    If a loss combines several passes, take the decisions of each before the next begins.
     """
     return [decision for module in model.modules() if isinstance(module, DecisionModule) for decision in module.take()]
 
 
 def policy_loss(decision: Decision, reward: Tensor) -> Tensor:
-    """A number whose gradient is the REINFORCE estimate, downhill; the mean over the batch.
+    """Loss whose gradient is the negative REINFORCE estimate, averaged over the batch.
 
     Args:
         decision: what was decided.
-        reward: (B,), for the answer that followed.
+        reward: (B,), the reward for the resulting answer.
     """
     shape = decision.log_prob.shape
     fits = len(shape) == 2 and decision.baseline.shape == shape and decision.entropy.shape[:1] == shape[:1]
@@ -152,7 +152,7 @@ def policy_loss(decision: Decision, reward: Tensor) -> Tensor:
 
 
 def _by_image(decision: Decision, images: int) -> Decision:
-    """The decisions for the parts of an image, which lie next to each other, as so many more steps of that image."""
+    """Turn decisions for the parts of an image, which are consecutive, into additional steps of that image."""
     parts = (decision.log_prob, decision.baseline, decision.entropy)
     whole = all(part.ndim == 2 and images and len(part) % images == 0 for part in parts)
     if not whole or len(decision.log_prob) == images:
@@ -162,22 +162,22 @@ def _by_image(decision: Decision, images: int) -> Decision:
 
 
 def policy_term(model: nn.Module, reward: Tensor, *, mean: Tensor | None = None) -> Tensor:
-    """What the loss lacks for a model that took decisions in its forward pass; zero if it took none.
+    """Additional loss term for a model that made decisions in its forward pass; zero if it made none.
 
-    A module that saw several parts of every image, one after the other (the crops of a ``glimpse_`` model), has decided
-    for each of them, and all of that earns the reward of the image.
+    A module that saw several consecutive parts of every image (the crops of a ``glimpse_`` model) has decided for each
+    of them, and all these decisions earn the reward of the image.
 
     Args:
-        model: with modules that decide anywhere in it.
-        reward: (B,), for the answers; one for a right one, say.
-        mean: of the reward over all processes, when there are several.
+        model: a model with decision modules anywhere in it.
+        reward: (B,), the reward of each answer, for example one if it is correct.
+        mean: mean reward over all processes, if there are several.
     """
     if not isinstance(reward, Tensor):
-        raise TypeError(f"the reward is a tensor (B,), one number for every image, got {reward!r}")
+        raise TypeError(f"the reward must be a tensor (B,), one number per image, got {reward!r}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"policy_term takes a network, got {type(model).__name__}")
     if reward.ndim != 1:
-        raise ValueError(f"the reward must be (B,), one number for every image, got {tuple(reward.shape)}")
+        raise ValueError(f"the reward must be (B,), one number per image, got {tuple(reward.shape)}")
     reward = reward.detach().float()
     term = reward.new_zeros(())
     for decision in take_decisions(model):

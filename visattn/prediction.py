@@ -1,4 +1,4 @@
-"""Predictions: the classes of images by name, with probabilities."""
+"""Predict the classes of images by name, with probabilities."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from visattn.core.arguments import at_least_one
 from visattn.heatmaps.targets import check_order, class_names
 from visattn.listing import times
-from visattn.models.wrapping import inside
-from visattn.modules import evaluating, sharing_copy, why_refused
+from visattn.missing import saying_what_to_install
+from visattn.modules import evaluating, sharing_copy, underlying, why_refused
 from visattn.opening import Picture, image_inputs, open_model
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The classes of one image.
+    """Prediction for one image.
 
     Args:
-        labels: names of the classes, the most likely first; their numbers if the names are not known.
-        probabilities: of each,
-        indices: and its number.
-        file: where the image comes from, if it is a file.
+        labels: class names, most likely first; class indices if the names are unknown.
+        probabilities: probability of each class.
+        indices: index of each class.
+        file: path of the image, if it is a file.
     """
 
     labels: tuple[str, ...]
@@ -41,12 +41,12 @@ class Prediction:
 
     @property
     def label(self) -> str:
-        """The most likely one."""
+        """Most likely class."""
         return self.labels[0]
 
     @property
     def probability(self) -> float:
-        """Of the most likely one."""
+        """Probability of the most likely class."""
         return self.probabilities[0]
 
     def __repr__(self) -> str:
@@ -55,6 +55,7 @@ class Prediction:
         return f"Prediction({file}{', '.join(said)})"
 
 
+@saying_what_to_install()
 def predict(
     model: nn.Module | str | PathLike[str],
     images: Picture | Sequence[Picture],
@@ -65,17 +66,17 @@ def predict(
     batch_size: int = 8,
     device: str | torch.device | None = None,
 ) -> list[Prediction]:
-    """Classify images, one :class:`Prediction` per image; the model is left as it was found.
+    """Classify images, with one :class:`Prediction` per image, leaving the model unchanged.
 
     Args:
-        model: the folder of a run, one of its checkpoints, or a classifier, timm's or yours.
-        images: a file, a folder, a picture of Pillow's, an array (H, W, 3) or (H, W) of uint8, or a tensor (C, H, W) or
-            (B, C, H, W) that is normalised already; or a list of these.
-        top: how many classes of each image.
-        classes: names of the classes in order; a run knows them, and those of ImageNet are known.
-        preparation: how images become tensors; what the card of a run says, or timm of its models, unless given.
-        batch_size: images at a time.
-        device: where to compute what is loaded from a path; cuda if there is one. A model stays where it is.
+        model: a run folder, a checkpoint, or a classifier (timm's or your own).
+        images: a file, a folder, a Pillow image, a uint8 array (H, W, 3) or (H, W), an already normalised tensor
+            (C, H, W) or (B, C, H, W), or a list of these.
+        top: number of classes per image.
+        classes: class names in order; known for runs and for ImageNet.
+        preparation: preprocessing; by default that of the model card or of timm's configuration.
+        batch_size: images per batch.
+        device: where to run a model that is loaded from a path; cuda if available. A network stays where it is.
 
     >>> import timm
     >>> model = timm.create_model("test_resnet", num_classes=2)
@@ -89,32 +90,32 @@ def predict(
         preparation = preparation or own
     else:
         if device is not None:
-            raise ValueError("device is for models that are loaded from a path; this one stays where it is: move it")
+            raise ValueError("device applies only to models loaded from a path: move this model yourself")
         predictor = Predictor(model, classes, top)
     inputs = image_inputs(images, predictor.model, preparation)
     found: list[Prediction] = []
     while batch := list(islice(inputs, min(batch_size, sys.maxsize))):
         sizes = {tuple(x.shape) for _, x in batch}
         if len(sizes) > 1:
-            raise ValueError(f"the images of a batch have different shapes: {', '.join(map(str, sorted(sizes)))}")
+            raise ValueError(f"the images in a batch have different shapes: {', '.join(map(str, sorted(sizes)))}")
         found += predictor(torch.stack([x for _, x in batch]), [file for file, _ in batch])
     if not found:
-        raise ValueError("there are no images to look at")
+        raise ValueError("there are no images to classify")
     return found
 
 
 class Predictor:
-    """Classifies batches with one model.
+    """Classify batches with one model.
 
     Args:
         model: a classifier.
-        classes: names of its classes in order; those of ImageNet are known.
-        top: how many classes of each image.
+        classes: class names in order; known for ImageNet.
+        top: number of classes per image.
     """
 
     def __init__(self, model: nn.Module, classes: Sequence[str] | None, top: int) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"the model is a network, or the folder or checkpoint of a run, got {type(model).__name__}")
+            raise TypeError(f"the model must be a network, a run folder or a checkpoint, got {type(model).__name__}")
         if getattr(model, "num_classes", None) == 0:
             raise ValueError("the model has no classes (num_classes=0): give it a classifier")
         if classes is not None:
@@ -123,14 +124,14 @@ class Predictor:
         self.model, self.top = _in_evaluation(model), at_least_one("top", top)
 
     def __call__(self, x: Tensor, files: Sequence[str | None]) -> list[Prediction]:
-        """Predictions for inputs (B, C, H, W) that come from these files."""
+        """Predict for inputs (B, C, H, W) that come from these files."""
         logits = self._logits(x)
         number = logits.shape[1]
         known = class_names(number, self.model) or [str(index) for index in range(number)]
         classes = known if self.classes is None else self.classes
         if len(classes) != number:
             raise ValueError(f"{len(classes)} names for the {number} classes of the model")
-        # The first of equal ones comes first, as in validation.
+        # Ties go to the lower index, as in validation.
         order = logits.sort(dim=1, descending=True, stable=True).indices[:, : self.top]
         shares = logits.softmax(1).gather(1, order)
         return [
@@ -139,16 +140,16 @@ class Predictor:
         ]
 
     def _logits(self, x: Tensor) -> Tensor:
-        """(B, classes) on the CPU."""
+        """Logits (B, classes) on the CPU."""
         like = next((p for p in self.model.parameters() if p.is_floating_point()), x)
         if like.is_meta:
-            raise ValueError("the model or the image is on the meta device, where tensors have no numbers")
+            raise ValueError("the model or the image is on the meta device, where tensors have no values")
         try:
             with evaluating(self.model), torch.no_grad():
                 output: Any = self.model(x.to(like.device, like.dtype))
         except torch.OutOfMemoryError as error:
             raise ValueError("the device is out of memory: lower the batch size") from error
-        except Exception as error:  # a network can refuse an image in any way it likes
+        except Exception as error:  # a network can raise anything
             said = why_refused(error)
             raise ValueError(f"the model does not take images of {times(x.shape[1:])} ({said})") from error
         scores = isinstance(output, Tensor) and output.is_floating_point()
@@ -156,20 +157,20 @@ class Predictor:
             what = f"a {type(output).__name__}"
             if isinstance(output, Tensor):
                 what = f"a tensor {tuple(output.shape)} of {output.dtype}"
-            raise ValueError(f"a classifier returns (batch, classes) with two classes or more, this model {what}")
+            raise ValueError(f"a classifier returns (batch, classes) with two classes or more, not {what}")
         if len(output) != len(x):
-            raise ValueError(f"a classifier returns a row for every image, this model {len(output)} for {len(x)}")
+            raise ValueError(f"a classifier returns a row per image, but this one returned {len(output)} for {len(x)}")
         logits = output.float().cpu()
         if not logits.isfinite().all():
-            raise ValueError("the model's numbers for these images are not finite (NaN or infinite)")
+            raise ValueError("the model's output for these images is not finite (NaN or infinite)")
         return logits
 
 
 def _in_evaluation(model: nn.Module) -> nn.Module:
-    """A model in evaluation mode; a copy with the same weights if it is in training, perhaps in another thread."""
+    """Return the model, or a copy in evaluation mode that shares its weights if it is in training mode."""
     if not any(module.training for module in model.modules()):
         return model
     try:
-        return sharing_copy(inside(model))
-    except Exception:  # what is in a network can refuse to be copied in any way it likes
+        return sharing_copy(underlying(model))
+    except Exception:  # copying a network can raise anything
         return model

@@ -1,4 +1,4 @@
-"""A name -> thing table that refuses duplicates and helps with typos."""
+"""A table of names that rejects duplicates and suggests corrections for typos."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-LONGEST = 300  # letters of a list of names that a person still reads
+LONGEST = 300  # characters: the longest list of names worth printing
 
 
 def suggest(name: object, known: Iterable[str]) -> str:
-    """Say which of the known names come closest to a wrong one, or to what was given instead of a name.
+    """Suggest the known names closest to an unknown one.
 
     >>> suggest("cbm", ["se", "cbam", "bam"])
     "did you mean 'cbam' or 'bam'?"
@@ -30,7 +30,7 @@ def suggest(name: object, known: Iterable[str]) -> str:
 
 
 def _with_numbers(name: str) -> list[tuple[int, str]]:
-    """So that numbers in names are in order.
+    """Sort key that orders numbers within names by value.
 
     >>> sorted(["blocks.10", "blocks.2"], key=_with_numbers)
     ['blocks.2', 'blocks.10']
@@ -39,7 +39,7 @@ def _with_numbers(name: str) -> list[tuple[int, str]]:
 
 
 class Registry(Generic[T]):
-    """Things of one kind by name.
+    """Entries of one kind, by name.
 
     >>> colours = Registry("colour", {"blue": 0x0000FF})
     >>> colours.add("red", 0xFF0000)
@@ -55,7 +55,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = dict(entries or {})
 
     def add(self, name: str, entry: T) -> None:
-        """Enter a new name; one that is taken raises."""
+        """Add an entry; a name that is already taken raises `ValueError`."""
         if name in self._entries:
             raise ValueError(f"{self.kind} {name!r} is already registered (as {self._entries[name]!r})")
         self._entries[name] = entry

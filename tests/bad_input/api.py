@@ -103,17 +103,44 @@ def predict(images=IMAGES, **options):
     return lambda: visattn.predict(resnet(), images, **options)
 
 
+OPTIONS_OF_TIMM = [
+    ({"global_pool": "foo"}, "'test_vit' cannot be built with {'global_pool': 'foo'} (AssertionError"),
+    ({"global_pool": 5}, "cannot be built with {'global_pool': 5}"),
+    ({"img_size": "x"}, "img_size is a whole number from 1 up, got 'x'"),
+    ({"img_size": 0}, "img_size is a whole number from 1 up, got 0"),
+    ({"img_size": (32, -1)}, "img_size is a whole number from 1 up, got -1"),
+    ({"drop_path_rate": "x"}, "drop_path_rate is a number from 0 to 1, got 'x'"),
+    ({"drop_path_rate": 2}, "drop_path_rate is a number from 0 to 1, got 2"),
+    ({"drop_rate": float("nan")}, "drop_rate is a number from 0 to 1, got nan"),
+    ({"num_heads": 0}, "cannot be built with {'num_heads': 0} (ZeroDivisionError"),
+    ({"embed_dim": 7}, "cannot be built with {'embed_dim': 7} (AssertionError"),
+    ({"patch_size": 0}, "cannot be built with {'patch_size': 0}"),
+    ({"depth": -1}, "cannot be built with {'depth': -1}"),
+    ({"act_layer": "foo"}, "cannot be built with {'act_layer': 'foo'} (KeyError: 'foo')"),
+    ({"foo": 1}, "cannot be built with {'foo': 1} (TypeError"),
+    ({"dtype": "float32"}, "cannot be built with {'dtype': 'float32'}"),
+    ({"device": "nope"}, "cannot be built with {'device': 'nope'}"),
+    ({"pretrained_cfg": 3}, "cannot be built with {'pretrained_cfg': 3}"),
+    ({"pretrained_cfg_overlay": 3}, "cannot be built with {'pretrained_cfg_overlay': 3}"),
+    ({"checkpoint_path": "nope.pth"}, "cannot be built with {'checkpoint_path': 'nope.pth'}"),
+    ({"features_only": True, "out_indices": (9,)}, "feature index 9 is out of range"),
+]
+
 CASES = [
+    *(
+        Call(f"test_vit with {options}", lambda options=options: visattn.create_model("test_vit", **options), says)
+        for options, says in OPTIONS_OF_TIMM
+    ),
     *(
         Call(f"predict names, {type(value)}", predict(classes=value), "classes is a list of names", TypeError)
         for value in ("abcde", b"abcde", set("abcde"), dict.fromkeys("abcde"), iter("abcde"), 5)
     ),
     *(
-        Call(f"predict {name} {value!r}", predict(**{name: value}), f"{name} is a whole number", TypeError)
+        Call(f"predict {name} {value!r}", predict(**{name: value}), f"{name} must be a whole number", TypeError)
         for name in ("top", "batch_size")
         for value in (True, 1.5, "1", None)
     ),
-    Call("predict, prepared by a text", predict(preparation="resize"), "preparation is a Preparation", TypeError),
+    Call("predict, prepared by a text", predict(preparation="resize"), "preparation must be a Preparation", TypeError),
     Call("predict a picture of nothing", predict(Image.new("RGB", (0, 5))), "it has no pixels"),
     Call("predict somewhere", lambda: visattn.predict(".", IMAGES, device="privateuseone"), "cannot be used"),
     *(
@@ -253,7 +280,10 @@ CASES = [
     ),
     *(
         Call(
-            f"reward {value!r}", lambda value=value: policy_term(RAM(), value), "the reward is a tensor (B,)", TypeError
+            f"reward {value!r}",
+            lambda value=value: policy_term(RAM(), value),
+            "the reward must be a tensor (B,)",
+            TypeError,
         )
         for value in (None, 1.0, [1, 0])
     ),

@@ -83,7 +83,8 @@ CASES = [
            f"block {name!r} was built for maps (B, 16, H, W), got a tensor (2, {channels}, 8, 8)")
       for name in visattn.list_blocks() for channels in (8, 32)),
     *(Call(f"{name} on integers", run(name, torch.ones(2, 16, 8, 8, dtype=torch.long)),
-           f"block {name!r} takes floating-point numbers, got torch.int64", TypeError) for name in visattn.list_blocks()),
+           f"block {name!r} takes floating-point numbers, got torch.int64", TypeError)
+      for name in visattn.list_blocks()),
     *(Call(f"a block on {tuple(shape)}", run(name, torch.rand(shape)), f"got a tensor {tuple(shape)}")
       for name in ("se", "simam") for shape in ([], [16], [16, 8, 8], [1, 2, 16, 8, 8], [2, 16, 0, 8], [2, 8, 8, 16])),
     *(Call(f"a block on {value!r}", run("se", value), "block 'se' takes a tensor (B, 16, H, W), got", TypeError)

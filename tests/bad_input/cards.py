@@ -250,7 +250,7 @@ FILES = [
     written(b'{"model": {"name": "test_resnet", "num_classes": ' + b"9" * 5000 + b"}}", "cannot be understood"),
     written(b"[" * 10_000 + b"]" * 10_000, "nested too deeply"),
     written(b'{"model": ' * 10_000 + b"1" + b"}" * 10_000, "nested too deeply"),
-    written(b" " * (16 * 2**20 + 1), "larger than the 16 MB"),
+    written(b" " * (16 * 2**20 + 1), "larger than the limit of 16 MB"),
     replaced(lambda file: file.mkdir(), "does not say what model it is of"),
     replaced(lambda file: os.mkfifo(file), "does not say what model it is of"),
     replaced(lambda file: file.symlink_to("/dev/zero"), "does not say what model it is of"),

@@ -3,9 +3,9 @@
 from tests.bad_input.case import Command
 
 CASES = [
-    Command("predict --weights model --image nowhere.png", "there is no such file or folder"),
+    Command("predict --weights model --image nowhere.png", "no such file or folder"),
     Command("predict --weights model --image a.png --top 0", "--top must be at least 1"),
-    Command("predict --weights model --image '\x1b[31m.png'", "visattn: \ufffd[31m.png: there is no such file"),
+    Command("predict --weights model --image '\x1b[31m.png'", "visattn: \ufffd[31m.png: no such file"),
     Command("predict --weights model --image a.png --device privateuseone", "device 'privateuseone' cannot be used"),
     Command("predict --model " + "a" * 3000 + " --image a.png", "unknown model 'aaa"),
     Command("predict --model resnet18.a9_in1k --image a.png", "unknown weights 'a9_in1k' of 'resnet18': did you mean"),

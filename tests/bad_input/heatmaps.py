@@ -57,7 +57,7 @@ def built_in_inference_mode() -> object:
 
 SITE = "heatmap --weights model --image a.png --out site"
 CASES = [
-    *(Command(SITE, "did not make ('manifest.json')", prepare=manifest(make))
+    *(Command(SITE, "did not write ('manifest.json')", prepare=manifest(make))
       for make in (os.mkfifo, lambda file: file.symlink_to("/dev/zero"), lambda file: file.write_text("[" * 100_000))),
     Call("names in a set", lambda: explain(classes={"a", "b", "c"}), "classes is a list of names", TypeError),
     Call("names one by one", lambda: explain(classes=iter("abc")), "classes is a list of names", TypeError),
@@ -73,10 +73,10 @@ CASES = [
     Command("heatmap --weights encoder --image a.png --method gradcam", "the model has none", prepare=encoder),
     Command("heatmap --weights encoder --image a.png --target 3", "the model has no classes", prepare=encoder),
     Command("heatmap --weights broken --image a.png", "are not finite", prepare=broken),
-    Command("predict --weights broken --image a.png --json", "are not finite", prepare=broken),
-    Command("heatmap --weights model --image a.png --out site", "did not make ('index.html')", prepare=website),
+    Command("predict --weights broken --image a.png --json", "is not finite", prepare=broken),
+    Command("heatmap --weights model --image a.png --out site", "did not write ('index.html')", prepare=website),
     Command(
-        "heatmap --weights model --image a.png --out site", "did not make ('manifest.json')", prepare=foreign_manifest
+        "heatmap --weights model --image a.png --out site", "did not write ('manifest.json')", prepare=foreign_manifest
     ),
     Command("heatmap --weights model --image a.png --out a.png", "cannot write to 'a.png'"),
     Command("heatmap --weights model --image a.png --out /dev/null", "cannot write to '/dev/null'"),
@@ -84,8 +84,8 @@ CASES = [
     Command("heatmap --weights model --image a.png --device xla", "device 'xla' cannot be used"),
     Command("heatmap --weights model --image a.png --device CPU", "device 'CPU' cannot be used"),
     Command("heatmap --weights model --image a.png --method ' , '", "--method is empty"),
-    Command("heatmap --weights model --image a.png --heads 1.5", "--heads are numbers or all, got '1.5'"),
+    Command("heatmap --weights model --image a.png --heads 1.5", "--heads must be numbers or all, got '1.5'"),
     Command("heatmap --weights model --image a.png --target cat,dog", "unknown class 'cat,dog': did you mean"),
     Command("heatmap --weights model --image a.png --target -1", "unknown class '-1'"),
-    Command("heatmap --weights model --image a.png --out photos", "did not make ('cat' and 1 more)"),
+    Command("heatmap --weights model --image a.png --out photos", "did not write ('cat' and 1 more)"),
 ]  # fmt: skip

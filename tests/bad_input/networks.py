@@ -107,7 +107,7 @@ CASES = [
     Call(
         "fewer predictions",
         lambda: visattn.predict(Returning(lambda logits: logits[:1]), IMAGES),
-        "a row for every image, this model 1 for 2",
+        "a row per image, but this one returned 1 for 2",
     ),
     Call(
         "complex answers", explain(lambda: Returning(lambda logits: logits.to(torch.complex64))), "the model has none"

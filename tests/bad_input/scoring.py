@@ -71,7 +71,7 @@ CASES = [
     Command(f"{START} --data a.png --masks masks", "is 41 x 60, but its image is 40 x 60 pixels", prepare=masks),
     Command(f"{START} --data a.png --masks masks", "declares a document type", prepare=boxes(LAUGHS)),
     Command(f"{START} --data a.png --masks masks", "is not XML", prepare=boxes("no")),
-    Command(f"{START} --out photos", "holds files that visattn evaluate did not make"),
+    Command(f"{START} --out photos", "has files that visattn evaluate did not write"),
     Command(f"{START} --steps 0 --data photos", "steps must be at least 1"),
     Command(f"{START} --fill fog --data photos", "unknown fill 'fog'"),
 ]

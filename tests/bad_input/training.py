@@ -5,12 +5,12 @@ from tests.bad_input.case import Command
 RUN = "train --model test_resnet --epochs 1 --trainer.accelerator cpu"
 
 CASES = [
-    Command(f"{RUN} --model-options '{{num_classes: 5}}'", "cannot set 'num_classes': the data says how many", 1),
-    Command(f"{RUN} --model-options '{{pretrained: true}}'", "cannot set 'pretrained': give --pretrained", 1),
-    Command(f"{RUN} --model-options '{{img_size: 5}}'", "cannot set 'img_size': give --image-size", 1),
+    Command(f"{RUN} --model-options '{{num_classes: 5}}'", "cannot set 'num_classes': it follows from the data", 1),
+    Command(f"{RUN} --model-options '{{pretrained: true}}'", "cannot set 'pretrained': use --pretrained", 1),
+    Command(f"{RUN} --model-options '{{img_size: 5}}'", "cannot set 'img_size': use --image-size", 1),
     Command(f"{RUN} --model-options '{{nonsense: 5}}'", "unexpected keyword argument 'nonsense'", 1),
     Command(f"{RUN} --model-options '{{in_chans: many}}'", "in_chans is a whole number from 1 up, got 'many'", 1),
-    Command(f"{RUN} --model-options '{{in_chans: 7}}'", "only grey and RGB images can be made", 1),
+    Command(f"{RUN} --model-options '{{in_chans: 7}}'", "only one (grey) or three (RGB) are supported", 1),
     Command(f"{RUN} --model-options '{{global_pool: \"\"}}'", "'test_resnet' does not take images of", 1),
     Command(f"{RUN} --model test_vit --image-size 100", "does not take images of 3 x 100 x 100", 1),
     Command(f"{RUN} --image-size 1000000", "--image-size must be at most 8192, got 1000000", 1),
@@ -23,7 +23,7 @@ CASES = [
     Command(f"{RUN} --new-lr-factor .nan", "--new-lr-factor must be above 0, got nan", 1),
     Command(f"{RUN} --seed 1000000000000000000000000000000", "--seed must be at most 4294967295", 1),
     Command(f"{RUN} --devices 1000000", "--devices must be at most 1024", 1),
-    Command(f"{RUN} --name .", "--name '.' must be a folder below --out", 1),
+    Command(f"{RUN} --name .", "--name '.' must be a folder inside --out", 1),
     Command(f"{RUN} --out ''", "--out is empty", 1),
     Command(f"{RUN} --num-classes 3", "--num-classes 3, but the data has 10 classes", 1),
 ]

@@ -1,4 +1,4 @@
-"""What every block shares: the registry, and the shape of a gate."""
+"""What all blocks share: the registry, and the base class of gates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
 @dataclass(frozen=True)
 class BlockInfo:
-    """What the registry knows of a block."""
+    """Registry entry of a block."""
 
     name: str
     factory: Callable[..., nn.Module]
@@ -34,14 +34,14 @@ class BlockInfo:
 
 BLOCKS: Registry[BlockInfo] = Registry("block")
 NAME = re.compile(r"[A-Za-z0-9]+(_[A-Za-z0-9]+)*")
-RESERVED: dict[str, str] = {}  # names that no block can have, and why; for those who know what else has a name
+RESERVED: dict[str, str] = {}  # names that no block may have, and why; filled by modules that use those names
 
 
 def register_block(name: str, *, family: str, paper: str) -> Callable[[Factory], Factory]:
-    """Enter a block class (or any factory whose first argument is ``channels``) under a name.
+    """Register a block class (or any factory whose first argument is ``channels``) under a name.
 
     Args:
-        name: how :func:`create_block` finds it; a name that is taken raises.
+        name: how :func:`create_block` finds it; a name that is already taken raises.
         family: ``channel``, ``spatial``, ``mixed``, ``self`` or ``hard``.
         paper: where the block comes from.
     """
@@ -69,7 +69,7 @@ def register_block(name: str, *, family: str, paper: str) -> Callable[[Factory],
 
 
 def block_info(name: str) -> BlockInfo:
-    """The registry's entry for a name; an unknown one raises and names the closest."""
+    """Registry entry of a name; an unknown name raises and suggests the closest."""
     return BLOCKS[name]
 
 
@@ -147,7 +147,7 @@ class TakesMaps:
     def __call__(self, _block: nn.Module, args: tuple[Any, ...]) -> None:
         """Raise before PyTorch does, or where it would not."""
         x = args[0] if args else None
-        if isinstance(x, Proxy) or torch.jit.is_tracing():
+        if isinstance(x, Proxy) or torch.jit.is_tracing():  # type: ignore[attr-defined]  # public, but not in __all__
             return
         if not isinstance(x, Tensor):
             raise TypeError(f"block {self.block!r} takes a tensor (B, {self.channels}, H, W), got {type(x).__name__}")
@@ -180,7 +180,7 @@ class SeveralNumbers:
 
 
 def laid_out_like(x: Tensor, other: Tensor) -> Tensor:
-    """A map in the memory layout of another one, so that a channels-last network stays one behind the block."""
+    """Put a map into the memory layout of another, so that a channels-last network stays channels-last."""
     last = other.is_contiguous(memory_format=torch.channels_last) and not other.is_contiguous()
     return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 

@@ -37,7 +37,7 @@ PAPER = "Hu et al., NeurIPS 2018, arXiv:1810.12348"
 
 
 def _spread(gathered: Tensor, x: Tensor) -> Tensor:
-    """Resize what was gathered to the map of x; a single value per channel broadcasts by itself."""
+    """Resize what was gathered to the size of x; a single value per channel broadcasts."""
     return gathered if gathered.shape[2:] == (1, 1) else F.interpolate(gathered, size=x.shape[2:], mode="nearest")
 
 

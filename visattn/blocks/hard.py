@@ -1,4 +1,4 @@
-r"""Hard attention: a few windows of the map are kept, and the rest is never seen.
+r"""Hard attention: keep a few windows of the map, and never see the rest.
 
 Xu et al., *Show, Attend and Tell: Neural Image Caption Generation with Visual Attention*, ICML 2015,
 https://arxiv.org/abs/1502.03044; the draw of K windows: Kool et al., ICML 2019, https://arxiv.org/abs/1903.06059
@@ -18,7 +18,7 @@ works in any training loop; ``reinforce`` needs :func:`visattn.policy.policy_ter
 
 Differences from the paper: K windows instead of one place, and no recurrent network between them. The paper replaces
 half of the samples by their expectation; here all of them are drawn. With ``reinforce`` the head reads the features
-without changing them, as in RAM (https://arxiv.org/abs/1406.6247).
+without passing gradients to them, as in RAM (https://arxiv.org/abs/1406.6247).
 
 >>> import torch
 >>> x = torch.randn(2, 64, 8, 8)
@@ -51,20 +51,20 @@ MEMORY = 0.9  # of the moving average, as in the paper
 
 
 class Sampled(NamedTuple):
-    """What was chosen, (B, 1, H, W) of zeros and ones, and how likely each window was, (B, 1, H - w + 1, W - w + 1)."""
+    """Mask of the chosen windows (B, 1, H, W), and the probability of each window (B, 1, H - w + 1, W - w + 1)."""
 
     mask: Tensor
     probabilities: Tensor
 
 
 class HardWindows(DecisionModule):
-    """A head that scores the windows of a map, and a mask of those that are chosen.
+    """Head that scores the windows of a map and masks all but the chosen ones.
 
     Args:
         channels: C.
-        glimpses: K, how many windows are seen; a share of all windows if it is a float.
+        glimpses: K, the number of windows to keep; a fraction of all windows if it is a float.
         window: w, side of a window.
-        fill: what stands at the other places: ``zero``, or the ``mean`` of the map.
+        fill: value at the other positions: ``zero``, or the ``mean`` of the map.
         rd_ratio: width of the head as a fraction of C.
     """
 
@@ -100,7 +100,7 @@ class HardWindows(DecisionModule):
         return precise(F.avg_pool2d(e, self.window, stride=1))
 
     def number(self, windows: int) -> int:
-        """How many of so many windows are seen."""
+        """Number of windows to keep, out of all windows of a map."""
         if isinstance(self.glimpses, float):
             return max(1, round(self.glimpses * windows))
         if self.glimpses > windows:
@@ -122,7 +122,7 @@ class HardWindows(DecisionModule):
         return Sampled(mask.to(x.dtype), flat.softmax(1).unflatten(1, (1, *grid)).to(x.dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map where it was looked at, (B, C, H, W)."""
+        """Masked map, (B, C, H, W)."""
         mask, _ = self.attention(x)
         if self.fill == "zero":
             return x * mask
@@ -130,9 +130,9 @@ class HardWindows(DecisionModule):
 
 
 def cover(chosen: Tensor, window: int) -> Tensor:
-    """The places that windows cover: (B, 1, H - w + 1, W - w + 1) to (B, 1, H, W).
+    """Positions that windows cover: (B, 1, H - w + 1, W - w + 1) to (B, 1, H, W).
 
-    Where windows overlap, a place is covered once; backwards, it belongs to all of them.
+    Where windows overlap, a position is covered once; in the backward pass it belongs to all of them.
     """
     if window == 1:
         return chosen
@@ -143,18 +143,18 @@ def cover(chosen: Tensor, window: int) -> Tensor:
 
 @register_block("hard", family="hard", paper="Xu et al., ICML 2015, arXiv:1502.03044")
 class HardAttention(HardWindows):
-    """K windows, drawn in training and the best in evaluation.
+    """Keep K windows: drawn at random in training, the best ones in evaluation.
 
     Args:
         channels: C.
-        glimpses: K, how many windows are seen; a share of all windows if it is a float.
+        glimpses: K, the number of windows to keep; a fraction of all windows if it is a float.
         window: w, side of a window.
-        fill: what stands at the other places: ``zero``, or the ``mean`` of the map.
+        fill: value at the other positions: ``zero``, or the ``mean`` of the map.
         rd_ratio: width of the head as a fraction of C.
         signal: how the head learns: ``straight_through`` or ``reinforce``.
-        baseline: of REINFORCE: ``learned`` from the map, or a ``moving_average`` of the reward.
-        policy_weight: of REINFORCE in the loss.
-        entropy_weight: of the entropy in the loss.
+        baseline: baseline of REINFORCE: ``learned`` from the map, or a ``moving_average`` of the reward.
+        policy_weight: weight of REINFORCE in the loss.
+        entropy_weight: weight of the entropy in the loss.
     """
 
     expected: Tensor
@@ -202,13 +202,13 @@ class HardAttention(HardWindows):
         return k_hot(chosen, energies.shape[1]).to(energies.dtype)
 
     def _guess(self, x: Tensor) -> Tensor:
-        """The reward that is expected, (B, 1)."""
+        """Expected reward, (B, 1)."""
         if self.baseline == "learned":
             return self.guess(x.detach().mean((2, 3), keepdim=True)).flatten(1).float()
         return self.expected.expand(len(x), 1)
 
     def observe(self, reward: Tensor) -> None:
-        """Move the moving average."""
+        """Update the moving average."""
         if self.signal == "reinforce" and self.baseline == "moving_average":
             self.expected.lerp_(reward.to(self.expected), 1 - MEMORY)
 

@@ -9,7 +9,7 @@ gradient of the expectation is :math:`E[\langle G, \mathrm{top}_K \rangle z_j] /
 expectation (between zero and one where the choice is not clear); evaluation keeps the K best windows and nothing else.
 
 Differences from the paper: the windows stay where they are on the map instead of being stacked as a list of patches,
-so the order among the K does not matter, and σ is not lowered in the course of training.
+so the order among the K does not matter, and σ is not lowered during training.
 
 >>> import torch
 >>> x = torch.randn(2, 64, 8, 8)
@@ -31,13 +31,13 @@ from visattn.core.sampling import perturbed_top_k
 
 @register_block("hard_topk", family="hard", paper="Cordonnier et al., CVPR 2021, arXiv:2104.03059")
 class HardTopK(HardWindows):
-    """K windows: how often each is among the best under noise in training, the best in evaluation.
+    """Weight windows by how often they are among the K best under noise in training; keep the K best in evaluation.
 
     Args:
         channels: C.
-        glimpses: K, how many windows are seen; a share of all windows if it is a float.
+        glimpses: K, the number of windows to keep; a fraction of all windows if it is a float.
         window: w, side of a window.
-        fill: what stands at the other places: ``zero``, or the ``mean`` of the map.
+        fill: value at the other positions: ``zero``, or the ``mean`` of the map.
         rd_ratio: width of the head as a fraction of C.
         sigma: standard deviation of the noise on energies between zero and one.
         samples: draws of the noise per image.

@@ -8,9 +8,9 @@ from typing import Any
 
 
 def add_command(commands: Any) -> None:
-    """Enter the command into the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser("blocks", help="list the attention blocks with their size and cost")
-    parser.add_argument("pattern", nargs="?", default="*", help="only names that match this glob, e.g. 'nonlocal*'")
+    parser.add_argument("pattern", nargs="?", default="*", help="only names matching this glob, e.g. 'nonlocal*'")
     parser.add_argument("--family", help="only this family: channel, spatial, mixed, self or hard")
     parser.set_defaults(run=run)
 
@@ -19,10 +19,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from visattn.blocks import block_info, create_block, list_blocks
     from visattn.counting import count_macs, count_parameters
-    from visattn.models.saving.card import shown
+    from visattn.files import printable
+    from visattn.listing import shown
     from visattn.registry import suggest
 
     names = list_blocks(arguments.pattern, family=arguments.family)
@@ -40,10 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             block = create_block(name, 256)
             parameters, macs = count_parameters(block), count_macs(block, 1, 256, 14, 14)
-        except (Exception, SystemExit) as error:  # a block of a plugin can do anything
+        except (Exception, SystemExit) as error:  # a plugin's block can raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise ValueError(f"block {name!r} does not work with 256 channels of 14 x 14: {reason}") from error
-        table.add_row(name, info.family, f"{parameters:,}", f"{macs:,}", info.paper)
+            raise ValueError(f"block {name!r} failed on a feature map of 256 x 14 x 14: {reason}") from error
+        table.add_row(name, info.family, f"{parameters:,}", f"{macs:,}", Text(printable(info.paper)))
     # In a pipe or a file there is no window to fit: keep every row on one line.
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     return 0

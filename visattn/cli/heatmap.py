@@ -1,4 +1,4 @@
-"""``visattn heatmap``: what a model looks at in your images, as pictures and as a page."""
+"""``visattn heatmap``: show what a model looks at in your images, as pictures and as a page."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from visattn.cli.inputs import (
     progress,
 )
 from visattn.examination import DEFAULT, WITH_PATCHES
+from visattn.listing import shown
 from visattn.report.views import ON_SHEETS
 
 EPILOG = f"""\
@@ -26,32 +27,34 @@ examples:
   visattn heatmap --model resnet50 --weights mine.safetensors --image a.jpg --method gradcam --target "tabby"
 
 written to --out:
-  index.html                opacity, methods, and what the patch you click attends to (up to {WITH_PATCHES} images)
+  index.html                switch methods, click a patch to see what it attends to (up to {WITH_PATCHES} images)
   comparison.png            a row per image, a column per method; the first {ON_SHEETS} images, as on the page
-  <image>_<method>.png      the heatmap over the image; .npy: the heatmap itself, as the model saw the image
+  <image>_<method>.png      the heatmap over the image; .npy: the heatmap itself, over the part that the model saw
   <image>_depth.png         rollout up to each layer;  _grid.png: --layers and --heads
   <image>_channels.png      the weights of channel gates;  _fixations.png: the path of glimpses
-  manifest.json             model, methods, layers, classes, probabilities, files, and what was left out
+  manifest.json             model, methods, layers, classes, probabilities, files, and what was skipped
 
 exit codes:
-  {DONE}  everything was made
-  {PARTLY}  something was left out, or the pretrained weights could not be fetched; stderr says what and why
-  {NOTHING}  wrong usage, or nothing could be made
+  {DONE}  everything was written
+  {PARTLY}  something was skipped, or the pretrained weights could not be downloaded; stderr says what and why
+  {NOTHING}  invalid usage, or nothing could be written
 """
 
 
 def add_command(commands: Any) -> None:
-    """Enter the command into the parser."""
+    """Add the command to the parser."""
     parser = image_command(commands, "heatmap", "see what a model looks at in your images", EPILOG)
     parser.add_argument(
-        "--method", metavar="A,B", help=f"see visattn.list_methods [those of {','.join(DEFAULT)} that fit]"
+        "--method", metavar="A,B", help=f"see visattn.list_methods [whichever of {','.join(DEFAULT)} apply]"
     )
     parser.add_argument(
-        "--target", metavar="CLASS", default="auto", help="a class by number or name [auto: the predicted one]"
+        "--target", metavar="CLASS", default="auto", help="class index or name [auto: the predicted class]"
     )
-    parser.add_argument("--out", metavar="FOLDER", default="heatmaps", help="where to write [heatmaps]")
-    parser.add_argument("--layers", metavar="L,M", help="a grid of single heads: names or numbers of layers, or all")
-    parser.add_argument("--heads", metavar="H,I", help="the same for these heads: numbers, or all")
+    parser.add_argument("--out", metavar="FOLDER", default="heatmaps", help="output folder [heatmaps]")
+    parser.add_argument(
+        "--layers", metavar="L,M", help="add a grid of single heads for these layers: names, indices, or all"
+    )
+    parser.add_argument("--heads", metavar="H,I", help="heads in that grid: indices, or all")
     parser.set_defaults(run=run)
 
 
@@ -61,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     from visattn.heatmaps import METHODS
     from visattn.report.folder import HeatmapFolder
 
-    # Whatever can be wrong with the request is said before anything is computed.
+    # Report mistakes in the request before computing anything.
     left_out = LeftOut()
     methods = listed(arguments.method, "--method")
     for name in methods or ():
@@ -88,13 +91,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if not found.number:
         return NOTHING
-    some = f" (the first {ON_SHEETS} of them)" if found.number > ON_SHEETS else ""
+    some = f" (the page shows the first {ON_SHEETS})" if found.number > ON_SHEETS else ""
     print(f"{found.number} image{'s' if found.number > 1 else ''}{some}: {found.page}")
     return left_out.code
 
 
 def _layers(text: str | None) -> str | list[str | int] | None:
-    """Names and numbers of layers, or all."""
+    """Parse layer names and indices, or ``all``."""
     names = listed(text, "--layers")
     if names is None or names == ["all"]:
         return None if names is None else "all"
@@ -102,17 +105,17 @@ def _layers(text: str | None) -> str | list[str | int] | None:
 
 
 def _heads(text: str | None) -> str | list[int] | None:
-    """Numbers of heads, or all."""
+    """Parse head indices, or ``all``."""
     names = listed(text, "--heads")
     if names is None or names == ["all"]:
         return None if names is None else "all"
     numbers = []
     for name in names:
         if isinstance(number := _number(name), str):
-            raise ValueError(f"--heads are numbers or all, got {name!r}")
+            raise ValueError(f"--heads must be numbers or all, got {shown(name)}")
         numbers.append(number)
     return numbers
 
 
 def _number(name: str) -> str | int:
-    return int(name) if name.removeprefix("-").isdecimal() else name
+    return int(name) if name.removeprefix("-").isdecimal() and len(name) < 100 else name

@@ -1,4 +1,4 @@
-"""What the commands that look at images have in common: flags, the model, the images, and what is left out."""
+"""What the commands that read images share: flags, the model, the images, and what was skipped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from visattn.files import printable
+from visattn.files import at_home, printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,36 +18,39 @@ if TYPE_CHECKING:
     from visattn.models.saving.saved import Trained
 
 DONE, PARTLY, NOTHING = 0, 1, 2  # exit codes
+LARGEST_BATCH = 2**16
 
 
 class LeftOut:
-    """What could not be done and why; said at once, and kept."""
+    """What was skipped and why: printed at once, and kept."""
 
     def __init__(self) -> None:
         self.entries: list[dict[str, str]] = []
 
     def add(self, what: str, why: str) -> None:
-        """Say it."""
+        """Print and record a skipped item."""
         print(printable(f"visattn: {what}: {why}"), file=sys.stderr)
         self.entries.append({"what": what, "why": why})
 
     @property
     def code(self) -> int:
-        """The exit code of a command that has made something."""
+        """Exit code of a command that produced something."""
         return PARTLY if self.entries else DONE
 
 
 def image_command(commands: Any, name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
-    """A command with flags for the model and the images."""
+    """Add a command with flags for the model and the images."""
     parser = model_command(commands, name, summary, epilog)
-    parser.add_argument("--image", metavar="PATH", nargs="+", action="extend", required=True, help="files and folders")
+    parser.add_argument(
+        "--image", metavar="PATH", nargs="+", action="extend", required=True, help="image files and folders"
+    )
     return parser
 
 
 def model_command(
     commands: Any, name: str, summary: str, epilog: str, *, batch_size: int = 8
 ) -> argparse.ArgumentParser:
-    """A command with flags for the model."""
+    """Add a command with flags for the model."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -59,17 +62,17 @@ def model_command(
     parser.add_argument(
         "--weights",
         metavar="PATH",
-        help="folder of a run, its .ckpt, or a state dict (.safetensors, .pth)",
+        help="a run folder, a checkpoint (.ckpt), or a state dict (.safetensors, .pth)",
     )
     parser.add_argument(
-        "--batch-size", metavar="N", type=int, default=batch_size, help=f"images at a time [{batch_size}]"
+        "--batch-size", metavar="N", type=int, default=batch_size, help=f"images per batch [{batch_size}]"
     )
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, ... [cuda if there is one]")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, ... [cuda if available]")
     return parser
 
 
 def listed(text: str | None, flag: str) -> list[str] | None:
-    """What stands between the commas, each once."""
+    """Split at commas, dropping duplicates."""
     if text is None:
         return None
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
@@ -79,19 +82,21 @@ def listed(text: str | None, flag: str) -> list[str] | None:
 
 
 def named_images(arguments: argparse.Namespace, left_out: LeftOut) -> list[Path]:
-    """The files of ``--image`` that are there."""
+    """Find the existing files named by ``--image``."""
     from visattn.data.images import find_images
 
     if arguments.batch_size < 1:
         raise ValueError(f"--batch-size must be at least 1, got {arguments.batch_size}")
-    paths, missing = find_images(arguments.image)
+    if arguments.batch_size > LARGEST_BATCH:
+        raise ValueError(f"--batch-size must be at most {LARGEST_BATCH}, got {arguments.batch_size}")
+    paths, missing = find_images([at_home(name) for name in arguments.image])
     for what, why in missing:
         left_out.add(what, why)
     return paths
 
 
 def named_model(arguments: argparse.Namespace) -> tuple[Trained, Preparation]:
-    """The model of ``--model`` and ``--weights``, on its device."""
+    """Open the model given by ``--model`` and ``--weights``, on its device."""
     from rich.console import Console
 
     from visattn.opening import open_model
@@ -105,7 +110,7 @@ def named_model(arguments: argparse.Namespace) -> tuple[Trained, Preparation]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[list[Any]], Iterable[Any]]]:
-    """A bar that shows how far it is: wraps what is gone through."""
+    """Show a progress bar; yields a function that wraps the iterable to track."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -1,7 +1,7 @@
-"""Command line and configuration files to settings, with jsonargparse.
+"""Turn the command line and configuration files into settings, with jsonargparse.
 
-Files are data. What they name is one of Lightning's own classes or is refused before anything is imported, and the same
-holds on the command line; code of one's own comes in with ``--plugin`` (:mod:`visattn.models.plugins`).
+Files are data. They may name only Lightning's own classes; anything else is rejected before it is imported, and the
+same holds on the command line. Your own code is loaded with ``--plugin`` (:mod:`visattn.models.plugins`).
 """
 
 from __future__ import annotations
@@ -10,53 +10,56 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import yaml
-from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, set_loader, set_parsing_settings
 from lightning.pytorch import Trainer
 
-from visattn.files import configs_folder, read_text
+from visattn.cli import notation
+from visattn.files import at_home, configs_folder, read_text
+from visattn.listing import shown
 from visattn.models.plugins import load_plugin
-from visattn.models.saving.card import shown
 from visattn.registry import suggest
 from visattn.training.runs import ALONE
 from visattn.training.settings import Settings
 
-# The trainer's arguments that do not fit a run of visattn, and what to do instead.
+# Trainer arguments that visattn manages itself, and what to do instead.
 MANAGED = {
-    "accumulate_grad_batches": "give --accumulate",
-    "barebones": "a run writes down what it does",
-    "default_root_dir": "--out and --name say where a run is written",
-    "devices": "give --devices",
-    "enable_checkpointing": "a run always keeps its last and its best epoch",
+    "accumulate_grad_batches": "use --accumulate",
+    "barebones": "a run always keeps its logs and checkpoints",
+    "default_root_dir": "use --out and --name",
+    "devices": "use --devices",
+    "enable_checkpointing": "a run always saves its last and best epochs",
     "fast_dev_run": "try --epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 2",
-    "gradient_clip_val": "give --clip-grad",
-    "max_epochs": "give --epochs",
-    "num_nodes": "give --num-nodes",
+    "gradient_clip_val": "use --clip-grad",
+    "max_epochs": "use --epochs",
+    "num_nodes": "use --num-nodes",
     "overfit_batches": "try --trainer.limit_train_batches 2 --augment none",
-    "precision": "give --precision",
-    "use_distributed_sampler": "images are always shared out among the processes",
+    "precision": "use --precision",
+    "use_distributed_sampler": "images are always split among the processes",
 }
 
+PATHS = ("root", "subset", "out", "resume")
 ABOVE_ZERO = {"check_val_every_n_epoch", "limit_train_batches", "val_check_interval"}
 
-# Where the classes live that a trainer can be given by name.
+# Packages whose classes a trainer setting may name.
 CLASSES = (
     *(f"lightning.pytorch.{kind}" for kind in ("accelerators", "callbacks", "loggers", "plugins", "profilers")),
     *("lightning.pytorch.strategies", "lightning.fabric.plugins"),
 )
-LARGEST, DEEPEST = 100_000, 20  # bytes and levels of a configuration
+LARGEST = 100_000  # bytes of a configuration
+NOTATION = "yaml_1.2"  # jsonargparse's name for our loader
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What a person asked for.
+    """A parsed command line.
 
     Args:
-        settings: of the run.
-        trainer: arguments of Lightning's trainer that differ from Lightning's defaults, as objects,
-        trainer_config: and as they are written in a file.
+        settings: settings of the run.
+        trainer: non-default arguments of Lightning's Trainer, as objects.
+        trainer_config: the same arguments as they are written in a file.
     """
 
     settings: Settings
@@ -64,7 +67,7 @@ class CommandLine:
     trainer_config: dict[str, Any]
 
     def to_yaml(self, command: Sequence[str]) -> str:
-        """Everything needed to repeat the run."""
+        """Serialise everything needed to repeat the run."""
         settings = {key: value for key, value in asdict(self.settings).items() if key not in ("resume",)}
         body = {**settings, **({"trainer": self.trainer_config} if self.trainer_config else {})}
         try:
@@ -75,14 +78,15 @@ class CommandLine:
 
 
 def create_parser(prog: str) -> ArgumentParser:
-    """The parser: one flag per setting, and ``--trainer.*`` for all that Lightning has."""
+    """Create the parser: one flag per setting, and ``--trainer.*`` for Lightning's own options."""
     parser = ArgumentParser(
         prog=prog,
         description="Train any visattn or timm model. Without arguments: a ResNet-18 with CBAM on the bundled digits.",
         exit_on_error=False,
+        parser_mode=NOTATION,
     )
-    parser.add_argument("--config", action="config", help="a file of settings, or the name of one: imagenette")
-    parser.add_argument("--plugin", action="append", default=[], help="code of your own: my_file.py or my.module")
+    parser.add_argument("--config", action="config", help="a file of settings, or a bundled one by name: imagenette")
+    parser.add_argument("--plugin", action="append", default=[], help="your own code to load: my_file.py or my.module")
     types = get_type_hints(Settings)
     defaults = Settings()
     for field in fields(Settings):
@@ -98,13 +102,14 @@ def create_parser(prog: str) -> ArgumentParser:
 
 
 def parse(argv: Sequence[str], prog: str = "train.py") -> CommandLine:
-    """Settings from a command line; ``--config`` files first, in order, then flags."""
-    plugins = [load_plugin(name).module for name in _values(argv, "--plugin")]
+    """Parse a command line: ``--config`` files first, in order, then flags."""
+    plugins = [load_plugin(at_home(name)).module for name in _values(argv, "--plugin")]
     set_parsing_settings(
         import_path_denylist=["*"],
         import_path_allowlist=[*CLASSES, *plugins],
         instantiate_subclass_spec_in_any=False,
     )
+    set_loader(NOTATION, notation.load, exceptions=(yaml.YAMLError, ValueError))
     parser = create_parser(prog)
     defaults = parser.get_defaults()
     known = set(_keys(defaults.as_dict())) - {"config", "plugin"}
@@ -117,6 +122,8 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> CommandLine:
     ]
     for path in map(Path, _values(arguments, "--config")):
         _check_config(path, known)
+    for flag, value in _pairs(arguments):
+        _check_number(*(value.split("=", 1) if value.startswith("--") and "=" in value else (flag, value)))
     try:
         values = parser.parse_args(arguments)
     except ArgumentError as error:
@@ -127,13 +134,14 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> CommandLine:
             raise ValueError(f"--trainer.{key} must be above 0, got {chosen[key]}")
     try:
         objects = parser.instantiate(Namespace(trainer=Namespace(**{key: values.trainer[key] for key in chosen})))
-    except Exception as error:  # a class of Lightning's, or of a plugin, can refuse its arguments in any way it likes
+    except Exception as error:  # a class of Lightning's or of a plugin can raise anything
         reason = _one_line(" ".join(str(error).split()))[:300]
         raise ValueError(f"--trainer: {type(error).__name__}: {reason}") from error
     for field in fields(Settings):
         if values[field.name] is None and field.default is not None:
-            raise ValueError(f"{field.name} is empty; leave it out for its default, {field.default!r}")
-    settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
+            raise ValueError(f"{field.name} is empty; omit it to use the default, {field.default!r}")
+    given = {field.name: values[field.name] for field in fields(Settings)}
+    settings = Settings(**given | {key: at_home(given[key]) for key in PATHS if given[key] is not None})
     return CommandLine(settings, {key: objects.trainer[key] for key in chosen}, chosen)
 
 
@@ -158,15 +166,23 @@ def _check_flags(arguments: Sequence[str], known: set[str]) -> None:
             continue
         key = _key(argument)
         if key == "trainer":
-            raise ValueError("--trainer has no value of its own: put 'trainer:' into a --config file, or --trainer.…")
+            raise ValueError("--trainer takes no value: use --trainer.NAME, or 'trainer:' in a --config file")
         if key in known | {"help", "config", "plugin"} or key.removeprefix("no_") in known:
             continue
         if any(key.startswith(f"{each}.") for each in known - {"trainer"}):
-            continue  # into a dictionary or a class: jsonargparse's business
+            continue  # a key inside a dictionary or class: jsonargparse checks it
         if (reason := MANAGED.get(key.removeprefix("trainer."))) is not None:
             raise ValueError(f"{argument.partition('=')[0]!r} cannot be set here: {reason}")
         flags = {f"--{each}" if "." in each else f"--{each.replace('_', '-')}" for each in known}
         raise ValueError(f"unknown flag {argument.partition('=')[0]!r}: {_closest(argument.partition('=')[0], flags)}")
+
+
+def _check_number(flag: str, value: Any) -> None:
+    """Raise for the time of a day where a number is expected."""
+    types = get_type_hints(Settings).get(_key(flag), int if flag.count(".") == 1 else str)
+    wanted = {types, *get_args(types)} & {int, float}
+    if wanted and flag != "--trainer.max_time" and isinstance(value, str) and notation.CLOCK.fullmatch(value):
+        raise ValueError(f"{_key(flag)}: expected {wanted.pop().__name__}. Got value: {value}")
 
 
 def _is_number(text: str) -> bool:
@@ -183,18 +199,19 @@ def _closest(key: str, known: set[str]) -> str:
 
 
 def _config_path(name: str) -> str:
-    """A file, or a configuration that comes with visattn."""
+    """Path of a file, or of a configuration bundled with visattn."""
+    name = at_home(name)
     if Path(name).is_file():
         return name
     stem = Path(name).name.removesuffix(".yaml")
     known = {file.stem: str(file) for file in configs_folder().glob("*.yaml")}
     if stem not in known:
-        raise ValueError(f"there is no configuration {name!r}: {suggest(stem, known)}")
+        raise ValueError(f"unknown configuration {name!r}: {suggest(stem, known)}")
     return known[stem]
 
 
 def _values(arguments: Sequence[str], flag: str) -> Iterator[str]:
-    """What was given with a flag, each time."""
+    """All values given for a flag."""
     for before, value in _pairs(arguments):
         if before == flag:
             yield value
@@ -203,13 +220,13 @@ def _values(arguments: Sequence[str], flag: str) -> Iterator[str]:
 
 
 def _one_line(message: str) -> str:
-    """What jsonargparse has to say, in one line that a person understands."""
+    """Condense an error message of jsonargparse into one readable line."""
     key = re.search(r'Parser key "([\w.]+)"', message)
     where = f"{key[1]}: " if key else ""
     if denied := re.search(r"Importing '([^']*)' is not allowed", message):
         return (
-            f"{where}{denied[1]!r} is none of Lightning's callbacks, loggers, profilers, strategies and plugins; code "
-            "of your own comes in by --plugin on the command line only"
+            f"{where}{denied[1]!r} is not one of Lightning's callbacks, loggers, profilers, strategies or plugins; "
+            "load your own code with --plugin on the command line"
         )
     argument = r'Parser key "[\w.]+": Does not validate.*?Given value: .*?(?= - |$)'  # of the class
     end = r"(?= - Expected a| Given value|$)"
@@ -226,51 +243,49 @@ def _one_line(message: str) -> str:
 
 
 def _read_config(path: Path) -> Any:
-    """A file of settings as data: no tags that could name code, no aliases, and not too much of anything."""
-    text, depth = read_text(path, LARGEST), 0
+    """Read a settings file as plain data."""
+    text = read_text(path, LARGEST)
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-                raise ValueError(
-                    f"{path} has an anchor or alias (line {_line(event)}): settings have to be written out"
-                )
-            if getattr(event, "tag", None) is not None:
-                raise ValueError(f"{path} has a tag, {event.tag!r} (line {_line(event)}): settings are plain values")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST:
-                raise ValueError(f"{path} is nested too deeply (line {_line(event)})")
-        return yaml.safe_load(text)
+        return notation.load(text)
+    except yaml.MarkedYAMLError as error:
+        line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
+        raise ValueError(f"{path} is not YAML: {error.problem}{line}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())[:300]}") from None
-
-
-def _line(event: Any) -> int:
-    return int(event.start_mark.line) + 1
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from None
 
 
 def _check_config(path: Path, known: set[str]) -> None:
     values = _read_config(path)
     if not isinstance(values, dict):
-        raise ValueError(f"{path} is not a file of settings, 'key: value' in every line")
+        raise ValueError(f"{path} is not a settings file: expected 'key: value' on every line")
     if "plugin" in values:
-        raise ValueError(f"{path} names a plugin, and a file may not: give --plugin on the command line")
+        raise ValueError(f"{path} names a plugin, which a file may not do: use --plugin on the command line")
     for key in values:
-        if key not in known or "." in str(key):
+        if "." in str(key) and key in known:
+            raise ValueError(f"{key!r} in {path}: write {str(key).partition('.')[2]!r} below 'trainer:'")
+        if key not in known:
             raise ValueError(f"unknown key {key!r} in {path}: {_closest(str(key), known)}")
+        _check_number(f"--{key}", values[key])
+        if get_type_hints(Settings).get(key) is bool and not isinstance(values[key], bool):
+            raise ValueError(f"{key!r} in {path} is {shown(values[key])}, not true or false")
     trainer = values.get("trainer") or {}
     if not isinstance(trainer, dict):
-        raise ValueError(f"'trainer' in {path} is {shown(trainer)}, not arguments of Lightning's trainer by name")
+        raise ValueError(f"'trainer' in {path} must map Trainer arguments to values, got {shown(trainer)}")
     for key in trainer:
         if key in MANAGED:
             raise ValueError(f"'trainer.{key}' in {path} cannot be set there: {MANAGED[key]}")
         if f"trainer.{key}" not in known:
             raise ValueError(f"unknown key 'trainer.{key}' in {path}: {_closest(f'trainer.{key}', known)}")
+        _check_number(f"--trainer.{key}", trainer[key])
 
 
 def _with_config_of_resumed_run(arguments: list[str]) -> Iterator[str]:
-    """``--resume FOLDER`` alone is enough: its own settings come first."""
+    """Prepend the settings of a resumed run, so that ``--resume FOLDER`` alone is enough."""
     for before, value in _pairs(arguments):
         path = value.partition("=")[2] if value.startswith("--resume=") else value if before == "--resume" else ""
+        path = at_home(path)
         if not path or path.startswith("--"):
             continue
         for folder in (Path(path), Path(path).parent, Path(path).parent.parent):

@@ -13,7 +13,7 @@ from visattn.files import printable, to_json
 if TYPE_CHECKING:
     from visattn.prediction import Prediction
 
-WIDE = 10_000  # letters, more than any name has
+WIDE = 10_000  # characters, more than any name has
 
 EPILOG = f"""\
 examples:
@@ -22,16 +22,16 @@ examples:
   visattn predict --weights runs/mine --image photographs/ --top 1 --json > predictions.json
 
 exit codes:
-  {DONE}  every image was looked at
-  {PARTLY}  some were left out, or the pretrained weights could not be fetched; stderr says what and why
-  {NOTHING}  wrong usage, or nothing could be looked at
+  {DONE}  all images were classified
+  {PARTLY}  some were skipped, or the pretrained weights could not be downloaded; stderr says what and why
+  {NOTHING}  invalid usage, or no image could be classified
 """
 
 
 def add_command(commands: Any) -> None:
-    """Enter the command into the parser."""
+    """Add the command to the parser."""
     parser = image_command(commands, "predict", "classify your images with a model", EPILOG)
-    parser.add_argument("--top", metavar="N", type=int, default=5, help="classes per image, the most likely first [5]")
+    parser.add_argument("--top", metavar="N", type=int, default=5, help="classes per image, most likely first [5]")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run)
 
@@ -84,7 +84,7 @@ def _print_table(found: Sequence[Prediction]) -> None:
         name = printable(prediction.file or "")
         for label, share in zip(prediction.labels, prediction.probabilities, strict=True):
             table.add_row(Text(name), Text(printable(label)), f"{share:.1%}")
-            name = ""  # once is enough
+            name = ""  # only on the first row
         table.add_section()
     # In a pipe or a file there is no window to fit: keep every row on one line.
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)

@@ -1,4 +1,4 @@
-"""``python train.py`` and ``visattn train``: parse, train, say how it ended."""
+"""``python train.py`` and ``visattn train``: parse, train, report the outcome."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from visattn.cli.parsing import parse
+from visattn.cli.streams import make_writable
+from visattn.missing import saying_what_to_install
 from visattn.models.plugins import loaded
 from visattn.training import slurm
 from visattn.training.errors import NO_MEMORY, PROBLEMS, one_line
@@ -15,17 +17,21 @@ from visattn.training.train import train
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
-    """Train a model; the exit code is 0 if all went well, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Train a model and return the exit code: 0 on success, 130 after Ctrl-C, 143 after SIGTERM."""
+    make_writable()
     argv = list(sys.argv[1:] if argv is None else argv)
     with Signals() as signals:
         try:
-            command = parse(argv, prog)
-            train(command.settings, command.trainer, command.to_yaml(argv), signals)
+            with saying_what_to_install():
+                command = parse(argv, prog)
+                train(command.settings, command.trainer, command.to_yaml(argv), signals)
             return 0
         except Interrupted as stopped:
             on_first_process(say_goodbye, stopped, requeue=stopped.number == signals.requeue)
             end_together()
             return 128 + stopped.number
+        except KeyboardInterrupt:  # not the signal's, which is handled above
+            return 130
         except PROBLEMS as error:
             print(f"{prog}: {one_line(error)}", file=sys.stderr)
             return 1
@@ -34,10 +40,12 @@ def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
                 raise
             print(f"{prog}: {one_line(MemoryError(str(error).partition(NO_MEMORY)[2]))}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:  # raised by a plugin: a signal is an Interrupted
+            return 130
 
 
 def say_goodbye(stopped: Interrupted, *, requeue: bool) -> None:
-    """Say how to resume a run that was stopped, or have SLURM do that."""
+    """Tell the user how to resume a stopped run, or have SLURM requeue it."""
     if stopped.folder is None:
         print(TOO_EARLY, file=sys.stderr)
     else:

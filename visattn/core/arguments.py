@@ -1,6 +1,6 @@
-"""What something is built with: where and of which type, and numbers.
+"""Checks of constructor arguments: devices, dtypes and numbers.
 
-What a signature calls an int is a whole number, of whatever integer type.
+Where a signature says int, any integer type is accepted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 
 def checked(init: Init) -> Init:
-    """Let an ``__init__`` be given plain numbers, and only where its signature says so.
+    """Check that an ``__init__`` gets numbers of the types in its signature, and convert them to plain ones.
 
     >>> class Ruler:
     ...     @checked
@@ -48,7 +48,7 @@ def checked(init: Init) -> Init:
 
 
 def numbers(owner: str, function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a function with plain numbers where its signature asks for them; anything else there raises."""
+    """Convert arguments to plain numbers where the signature asks for them; anything else raises."""
     try:
         hints = get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     except (NameError, TypeError):  # written for type checkers only
@@ -57,7 +57,7 @@ def numbers(owner: str, function: Callable[..., Any], given: Mapping[str, Any]) 
 
 
 def positive(owner: str, **values: float) -> None:
-    """Refuse a number that is not above zero.
+    """Raise if a number is not above zero.
 
     >>> positive("ram", glimpses=0)
     Traceback (most recent call last):
@@ -69,7 +69,7 @@ def positive(owner: str, **values: float) -> None:
 
 
 def whole(value: Any) -> int | None:
-    """An integer of any type as int; None for everything else, truth values among them.
+    """Convert an integer of any type to int; None for everything else, including booleans.
 
     >>> whole(8), whole(True), whole(8.0), whole("8")
     (8, None, None, None)
@@ -83,10 +83,10 @@ def whole(value: Any) -> int | None:
 
 
 def at_least_one(name: str, value: Any) -> int:
-    """A number of something."""
+    """Convert to an int of at least one, or raise."""
     number = whole(value)
     if number is None:
-        raise TypeError(f"{name} is a whole number, got {value!r}")
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
     if number < 1:
         raise ValueError(f"{name} must be at least 1, got {number}")
     return number

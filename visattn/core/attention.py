@@ -25,10 +25,10 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float, mask: Tensor | None = None) -> Tensor:
-    """softmax(scale q·k) v on PyTorch's fused kernel, for inputs that it would otherwise compute in full.
+    """softmax(scale q·k) v on PyTorch's fused kernel, also for inputs that it would otherwise compute unfused.
 
-    The kernel wants the features of a token side by side in memory, and values as wide as keys; other widths are
-    filled up with zeros, which changes nothing.
+    The kernel needs the features of a token to be contiguous in memory, and values as wide as keys; other widths are
+    padded with zeros, which does not change the result.
     """
     width = value.shape[-1]
     missing = key.shape[-1] - width
@@ -51,11 +51,11 @@ class Attention(nn.Module):
 
     Args:
         query_dim: features of a query, over all heads.
-        key_dim: features of a key, over all heads; the same as the query's unless given.
+        key_dim: features of a key, over all heads; by default as many as the query has.
         score: how a key answers a query.
         distribution: how energies become weights.
         scope: which keys a query may see.
-        heads: the features are split in that many consecutive groups, each attending by itself with the same score.
+        heads: number of consecutive groups of features, each of which attends separately with the same score.
 
     >>> x = torch.randn(2, 5, 8)
     >>> attention = Attention(8, score="additive", distribution="sparsemax", heads=2)
@@ -109,7 +109,7 @@ class Attention(nn.Module):
         return self.head_weights(split_heads(query, self.heads), split_heads(key, self.heads))
 
     def _check(self, **tokens: Tensor) -> None:
-        """Refuse what is no tensor of floating-point numbers, and queries and keys of another width."""
+        """Raise unless queries and keys are floating-point tensors of the right width."""
         for name, each in tokens.items():
             if not isinstance(each, Tensor) or each.ndim < 2:
                 got = tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__

@@ -32,7 +32,7 @@ Distribution = Callable[..., Tensor]
 
 
 def _overridable(distribution: Distribution) -> Distribution:
-    """Let whoever watches torch functions (:func:`visattn.capture`) see this one too, as it sees torch's softmax."""
+    """Make a function visible to torch function modes (:func:`visattn.capture`), as torch's softmax is."""
 
     @wraps(distribution)
     def seen(energies: Tensor, dim: int = -1) -> Tensor:

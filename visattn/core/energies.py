@@ -28,12 +28,12 @@ def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
 
 
 def cosine(query: Tensor, key: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-    """cos(q, k) / temperature; zero where one of them has no length."""
+    """cos(q, k) / temperature; zero where either is a zero vector."""
     return dot(unit(query), unit(key)) / temperature
 
 
 def unit(x: Tensor) -> Tensor:
-    """Vectors of length one, in single precision at least; those without length stay zero."""
+    """Normalise vectors to length one, in single precision at least; zero vectors stay zero."""
     return F.normalize(precise(x), dim=-1)
 
 
@@ -73,7 +73,7 @@ def squared_distance(query: Tensor, key: Tensor) -> Tensor:
     for the differences, and whose values would be rounding errors where q and k are close.
     """
     query, key = precise(query), precise(key)
-    if torch.compiler.is_exporting():  # ONNX has no cdist
+    if torch.compiler.is_compiling():  # exporters too: ONNX has no cdist, and compilers fuse what stands here
         return (query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1)
     values = torch.cdist(query.detach(), key.detach(), compute_mode="donot_use_mm_for_euclid_dist").square()
     if not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)):

@@ -30,9 +30,9 @@ class MultiHeadAttention(nn.Module):
     """Attention with learned projections of queries, keys, values and output (Vaswani et al. 2017).
 
     Args:
-        dim: features of the input that asks, and of the output.
-        context_dim: features of the input that is asked; the same unless given.
-        heads: how many heads share the ``dim`` features.
+        dim: features of the input that queries come from, and of the output.
+        context_dim: features of the input that keys and values come from; ``dim`` by default.
+        heads: number of heads that share the ``dim`` features.
         score, distribution, scope: as in :class:`Attention`.
         bias: whether the projections have a bias.
 
@@ -156,7 +156,7 @@ class MultiDimensionalAttention(nn.Module):
 
     Args:
         query_dim: features of a query.
-        value_dim: features of a key and of a value; the same unless given.
+        value_dim: features of a key and of a value; ``query_dim`` by default.
         distribution: over the keys, separately for every feature.
 
     >>> attention = MultiDimensionalAttention(8)

@@ -1,6 +1,6 @@
 """Scores that turn attention into Nadaraya-Watson regression: a softmax over log-kernels is the kernel over its sum.
 
-Some lecture notes call max(1 - |u|, 0) the Epanechnikov kernel; that one is triangular.
+Some lecture notes call max(1 - |u|, 0) the Epanechnikov kernel, but that kernel is triangular.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Half precision stores, and single precision computes.
+"""Store in half precision, compute in single precision.
 
-PyTorch's convolutions, products of matrices, means, variances and softmax add up in single precision, whatever they are
-given, and round once. What is written out, a square or a sum on the way to a norm, does not: in float16 a square passes
-the largest number at 256. Such code computes on :func:`precise` numbers, and gives back what it was given.
+PyTorch's convolutions, matrix products, means, variances and softmax accumulate in single precision, whatever their
+input, and round once. Code that is written out, such as a square or a sum on the way to a norm, does not: in float16 a
+square overflows from 256 on. Such code computes on :func:`precise` numbers and returns the dtype that it was given.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def precise(x: Tensor) -> Tensor:
-    """The same numbers in single precision at least.
+    """Convert to single precision, unless the precision is already higher.
 
     >>> precise(torch.ones(1, dtype=torch.float16)).dtype, precise(torch.ones(1, dtype=torch.float64)).dtype
     (torch.float32, torch.float64)
@@ -23,6 +23,6 @@ def precise(x: Tensor) -> Tensor:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which every operation runs in the precision of its operands."""
+    """Run every operation in the precision of its operands."""
     on = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if on else nullcontext()

@@ -1,4 +1,4 @@
-"""Drawing K of N: without replacement, its log-probability, and two ways to send a gradient through the choice.
+"""Draw K of N without replacement, with the log-probability, and two ways to pass a gradient through the choice.
 
 All functions take energies (B, N).
 """
@@ -24,13 +24,13 @@ def top_k(energies: Tensor, k: int, *, sample: bool = False) -> Tensor:
 
 
 def gumbel_like(energies: Tensor) -> Tensor:
-    """Standard Gumbel noise, in single precision at least: in half it would be infinite now and then."""
+    """Standard Gumbel noise, in single precision at least: in half precision it would occasionally be infinite."""
     like = precise(energies)
     return torch.empty_like(like, memory_format=torch.contiguous_format).exponential_().log().neg()
 
 
 def k_hot(chosen: Tensor, count: int) -> Tensor:
-    """(..., N) with ones at the indices (..., K).
+    """K-hot vectors (..., N), with ones at the indices (..., K).
 
     >>> k_hot(torch.tensor([[3, 0]]), 5)
     tensor([[1., 0., 0., 1., 0.]])
@@ -39,7 +39,7 @@ def k_hot(chosen: Tensor, count: int) -> Tensor:
 
 
 def draw_log_prob(energies: Tensor, chosen: Tensor) -> Tensor:
-    """(B, K): log-probability of each draw, given those before it (the Plackett-Luce distribution).
+    """Log-probability (B, K) of each draw given those before it (the Plackett-Luce distribution).
 
     >>> draw_log_prob(torch.zeros(1, 4), torch.tensor([[2, 0]])).exp()
     tensor([[0.2500, 0.3333]])
@@ -53,7 +53,7 @@ def draw_log_prob(energies: Tensor, chosen: Tensor) -> Tensor:
 
 
 def entropy(energies: Tensor) -> Tensor:
-    """(B, 1): of the softmax, in nats.
+    """Entropy (B, 1) of the softmax, in nats.
 
     >>> entropy(torch.zeros(1, 8)).exp().round()
     tensor([[8.]])

@@ -30,7 +30,7 @@ from visattn.registry import Registry
 
 
 class View(NamedTuple):
-    """What a scope leaves visible; None stands for everything, and for no gain."""
+    """What a scope leaves visible; None means everything, and no gain."""
 
     mask: Tensor | None = None
     gain: Tensor | None = None

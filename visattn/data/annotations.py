@@ -60,7 +60,7 @@ def read_annotation(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
         raise ValueError(f"{error.path}: {error.reason}") from None
     if picture.shape[:2] != size:
         raise ValueError(f"{str(path)!r} is {times(picture.shape[:2])}, but its image is {times(size)} pixels")
-    return np.asarray(picture.any(2))
+    return np.any(picture, axis=2)
 
 
 def read_boxes(path: Path) -> list[Box]:

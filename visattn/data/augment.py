@@ -1,15 +1,20 @@
-"""What happens to an image before a model is trained on it, by name, with albumentations."""
+"""Training augmentations by name, built with albumentations and torchvision."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it would ask the network for a newer version
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # or it checks online for a newer version
 
 import albumentations as A
 import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torchvision.transforms import v2
 
 from visattn.data.preparation import Preparation
 from visattn.registry import Registry
@@ -20,7 +25,7 @@ AUGMENTATIONS: Registry[Callable[[Preparation], Transform]] = Registry("augmenta
 
 
 def _cropped(preparation: Preparation, *further: A.BasicTransform | A.BaseCompose) -> A.Compose:
-    """A part of the image, of any size and almost any proportions, perhaps in a mirror."""
+    """Random resized crop and horizontal flip, then any further transforms."""
     crop = A.RandomResizedCrop(
         preparation.size[1:], scale=(0.08, 1), interpolation=cv2.INTER_LINEAR, area_for_downscale="image"
     )
@@ -35,37 +40,37 @@ def _cutout() -> A.CoarseDropout:
     return A.CoarseDropout(num_holes_range=(1, 1), hole_height_range=(0.1, 0.4), hole_width_range=(0.1, 0.4), p=0.5)
 
 
-def _policy() -> A.SomeOf:
-    """Two random operations of many, after RandAugment (https://arxiv.org/abs/1909.13719), magnitudes about 9 of 30."""
-    return A.SomeOf(
-        [
-            A.AutoContrast(p=1),
-            A.Equalize(p=1),
-            A.Posterize(num_bits=(4, 7), p=1),
-            A.Solarize(threshold_range=(0.5, 1), p=1),
-            A.ColorJitter(brightness=(0.7, 1.3), contrast=(1, 1), saturation=(1, 1), hue=(0, 0), p=1),
-            A.ColorJitter(brightness=(1, 1), contrast=(0.7, 1.3), saturation=(1, 1), hue=(0, 0), p=1),
-            A.ColorJitter(brightness=(1, 1), contrast=(1, 1), saturation=(0.7, 1.3), hue=(0, 0), p=1),
-            A.Sharpen(alpha=(0.1, 0.4), p=1),
-            A.Affine(rotate=(-10, 10), p=1),
-            A.Affine(shear=(-10, 10), p=1),
-            A.Affine(translate_percent=(-0.15, 0.15), p=1),
-        ],
-        n=2,
-        p=1,
-    )
+class RandAugment(A.ImageOnlyTransform):
+    """Two random operations of fourteen at magnitude 9 of 30 (Cubuk et al. 2019, https://arxiv.org/abs/1909.13719).
+
+    torchvision's version draws from torch's generator, which is seeded by albumentations for each image and restored.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(p=1)
+        self.operations = v2.RandAugment(num_ops=2, magnitude=9, interpolation=v2.InterpolationMode.BILINEAR)
+
+    def get_params(self) -> dict[str, Any]:
+        """Draw a seed for this image."""
+        return {"seed": self.py_random.getrandbits(63)}
+
+    def apply(self, img: NDArray[np.uint8], seed: int, **_: Any) -> NDArray[np.uint8]:
+        """Apply both operations."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return np.array(self.operations(Image.fromarray(img)))
 
 
 AUGMENTATIONS.add("none", lambda preparation: preparation)
 AUGMENTATIONS.add("crop", _cropped)
 AUGMENTATIONS.add("colour", lambda preparation: _cropped(preparation, _jitter()))
 AUGMENTATIONS.add("cutout", lambda preparation: _cropped(preparation, _cutout()))
-AUGMENTATIONS.add("rand", lambda preparation: _cropped(preparation, _policy()))
-AUGMENTATIONS.add("strong", lambda preparation: _cropped(preparation, _policy(), _cutout()))
+AUGMENTATIONS.add("rand", lambda preparation: _cropped(preparation, RandAugment()))
+AUGMENTATIONS.add("strong", lambda preparation: _cropped(preparation, RandAugment(), _cutout()))
 
 
 def training_transform(name: str, preparation: Preparation) -> Transform:
-    """The augmentation of a name, to the size of the model's input; ``none`` is what validation sees.
+    """Create the named augmentation at the model's input size; ``none`` prepares images as for validation.
 
     >>> len(training_transform("strong", Preparation((3, 224, 224), (0.5,), (0.5,))))
     4

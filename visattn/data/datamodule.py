@@ -1,4 +1,4 @@
-"""The data of a training run, for Lightning."""
+"""The Lightning data module of a training run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger("visattn")
 
 @dataclass(frozen=True)
 class Examples:
-    """Images (H, W, 3), their labels, and where the object is in each, if that is known."""
+    """Images (H, W, 3), their labels, and masks of the objects, if known."""
 
     images: list[NDArray[np.uint8]]
     labels: list[int]
@@ -46,17 +46,17 @@ class Examples:
 
 
 class ImageData(LightningDataModule):
-    """Batches of a source.
+    """Training and validation batches of a source.
 
     Args:
         source: where the images come from.
-        preparation: how the model wants them.
-        batch_size: per process.
-        augment: name of the augmentation; None for the source's own.
-        workers: processes that load; None for one per core and process.
-        seed: of order and augmentation.
+        preparation: the preprocessing that the model expects.
+        batch_size: images per process.
+        augment: name of the augmentation; None for the source's default.
+        workers: loader processes; None chooses by the number of cores.
+        seed: seed of shuffling and augmentation.
         on_bad_image: ``fail`` or ``skip``.
-        channels_last: hand over images in that memory format.
+        channels_last: deliver images in that memory format.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ImageData(LightningDataModule):
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
 
     def _position(self) -> tuple[int, int]:
-        """Where training stands: the epoch, and how many of its batches an interrupted run has already seen."""
+        """Current epoch, and how many of its batches an interrupted run has already seen."""
         assert self.trainer is not None
         loop: Any = self.trainer.fit_loop
         epochs, batches = loop.epoch_progress.current, loop.epoch_loop.batch_progress.current
@@ -89,11 +89,11 @@ class ImageData(LightningDataModule):
         return epochs.processed, batches.processed if resumed_within else 0
 
     def train_dataloader(self) -> ResumableLoader:
-        """Shuffled and augmented; every process has equally many full batches."""
+        """Shuffled, augmented batches; every process gets the same number of full ones."""
         return self._loader("train")
 
     def val_dataloader(self) -> ResumableLoader:
-        """Every image once."""
+        """Validation batches, with every image once."""
         return self._loader("val")
 
     def _loader(self, split: str) -> ResumableLoader:
@@ -134,7 +134,7 @@ class ImageData(LightningDataModule):
         together, count = self.batch_size * world, len(self.source.train)
         if count < together:
             raise ValueError(
-                f"a batch of {together} ({self.batch_size} x {world}) is more than the {count} training images: "
+                f"a batch of {together} ({self.batch_size} x {world}) is larger than the {count} training images: "
                 f"lower --batch-size to {max(1, count // world)} or less"
             )
 
@@ -142,12 +142,12 @@ class ImageData(LightningDataModule):
         if self.workers is not None:
             return self.workers
         if self.source.size is not None:
-            return 0  # small images made on the spot
+            return 0  # small images generated on the fly
         nodes = self.trainer.num_nodes if self.trainer else 1
         return min(8, suggested_max_num_workers(max(1, world // nodes)))
 
     def examples(self, count: int) -> Examples:
-        """A few validation images from all over the data, as the model sees them; what cannot be read is left out."""
+        """Sample a few validation images evenly, as the model sees them, skipping unreadable ones."""
         if isinstance(self.source, StreamSource):
             stream = self.source.stream("val", self.batch_size, self.seed, 0)
             read = list(islice(stream.images(0), count))
@@ -163,33 +163,33 @@ class ImageData(LightningDataModule):
             if found.masks is not None and self.source.mask is not None:
                 found.masks.append(self.preparation.mask(self.source.mask(index)))
         if not found.images:
-            raise ValueError("no validation image can be read")
+            raise ValueError("no validation image could be read")
         return found
 
     @override
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Look at what could not be read."""
+        """Fail on unreadable images, or warn that they were skipped."""
         batch = cast(Batch, batch)
         for message in batch["bad"]:
             if not self.skip_bad:
-                raise ValueError(f"{message}; --on-bad-image skip goes on without such images")
+                raise ValueError(f"{message}; use --on-bad-image skip to leave such images out")
             if message not in self.bad:
                 self.bad.add(message)
                 log.warning("skipped %s", message)
         if len(batch["label"]) == 0:
-            raise ValueError(f"no image of a whole batch could be read, the last one was {sorted(self.bad)[-1]}")
+            raise ValueError(f"no image in a whole batch could be read; the last one was {sorted(self.bad)[-1]}")
         return batch
 
     @override
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Normalise; on the device, where it is quick, and in the numbers that a model of half precision takes."""
+        """Normalise on the device, where it is fast, and convert to the run's precision."""
         image = self.preparation.normalise(batch["image"], self.memory_format)
         if self.trainer is not None:
             image = self.trainer.precision_plugin.convert_input(image)
         return {"image": image, "label": batch["label"]}
 
     def report_bad_images(self) -> None:
-        """Name and count, over all processes, what was skipped."""
+        """Log the images that were skipped, over all processes."""
         everywhere: list[Any] = [self.bad]
         if torch.distributed.is_initialized():
             everywhere = [None] * torch.distributed.get_world_size()

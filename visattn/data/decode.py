@@ -1,8 +1,8 @@
-"""Image files as RGB arrays.
+"""Decode image files to RGB arrays.
 
-OpenCV computes the pixels of JPEG, PNG and opaque WebP; Pillow those of transparent images and of rarer formats. Both
-are lenient with damaged files in their own ways, so size and completeness are checked first. Nothing in a file is ever
-executed: formats that are programs, such as EPS, are not known here.
+OpenCV decodes JPEG, PNG and opaque WebP; Pillow decodes transparent images and rarer formats. Both are lenient with
+damaged files in their own ways, so size and completeness are checked first. Nothing in a file is ever executed: formats
+that are programs, such as EPS, are not supported.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from visattn.data.files import MAX_BYTES
 from visattn.files import read_bytes, reason
 
 MAX_PIXELS = 2**27
-DAMAGED = "damaged or cut off"
-TOO_MANY = f", more than the {MAX_PIXELS // 10**6} million that are read; make it smaller first"
+DAMAGED = "damaged or truncated"
+TOO_MANY = f", more than the {MAX_PIXELS // 10**6} million allowed; shrink it first"
 
-# How files begin that Pillow opens. (Image.open would warn about sizes that are fine here.)
+# Signatures of the files that Pillow opens. (Image.open would warn about sizes that are fine here.)
 KINDS: dict[bytes, type[ImageFile]] = {
     rb"RIFF....WEBP": WebPImageFile,
     rb"GIF8[79]a": GifImageFile,
@@ -62,7 +62,7 @@ class BadImage(ValueError):  # noqa: N818 - read as prose: except BadImage
 
     Args:
         path: where it came from.
-        reason: what is wrong with it. A DataLoader repeats an error of its workers with the whole text as `path`.
+        reason: what is wrong with it. A DataLoader re-raises a worker's error with the whole message as `path`.
     """
 
     def __init__(self, path: str, reason: str = "") -> None:
@@ -84,18 +84,18 @@ def read_image(path: str | Path) -> NDArray[np.uint8]:
 
 
 def decode(data: bytes, path: str = "image") -> NDArray[np.uint8]:
-    """RGB (H, W, 3) of the content of an image file.
+    """Decode the contents of an image file to RGB (H, W, 3).
 
-    The image is turned upright as EXIF says, transparent pixels are laid over white, 16 bits are scaled to 8, and an
-    animation gives its first frame. Colour profiles are ignored. CMYK in a JPEG is taken to be inverted, with or
-    without an Adobe marker, as browsers do.
+    The image is rotated as its EXIF data says, transparent pixels are composited over white, 16 bits are scaled to 8,
+    and an animation yields its first frame. Colour profiles are ignored. CMYK in a JPEG is assumed to be inverted, with
+    or without an Adobe marker, as in browsers.
 
     Args:
-        data: the content of the file.
+        data: the contents of the file.
         path: what to call it in error messages.
 
     Raises:
-        BadImage: it is no image, damaged, cut off, or has more than `MAX_PIXELS` pixels.
+        BadImage: it is not an image, is damaged or truncated, or has more than `MAX_PIXELS` pixels.
     """
     if not data:
         raise BadImage(path, "the file is empty")
@@ -107,7 +107,7 @@ def decode(data: bytes, path: str = "image") -> NDArray[np.uint8]:
 
 
 def _jpeg(data: bytes, path: str) -> NDArray[np.uint8]:
-    """Find the size and the first scan, then an end: decoders fill up what is missing without a word."""
+    """Check the size, the first scan and the end marker: decoders silently fill in what is missing."""
     width, height, at = 0, 0, len(JPEG_START)
     while segment := JPEG_SEGMENT.search(data, at):
         at = segment.end()
@@ -123,7 +123,7 @@ def _jpeg(data: bytes, path: str) -> NDArray[np.uint8]:
 
 
 def _png(data: bytes, path: str) -> NDArray[np.uint8]:
-    """Keep only the chunks that pixels come from: libpng prints its opinion of many a colour profile."""
+    """Keep only the chunks that pixels come from: libpng prints warnings about many colour profiles."""
     chunks, kind, at = [PNG_START], b"", len(PNG_START)
     while kind != b"IEND":
         if at + 12 > len(data):
@@ -146,7 +146,7 @@ def _other(data: bytes, path: str) -> NDArray[np.uint8]:
     """Let Pillow read the header, and the pixels too where OpenCV is no better."""
     kind = next((kind for start, kind in KINDS.items() if re.match(start, data, re.DOTALL)), None)
     if kind is None:
-        raise BadImage(path, "not an image in a known format")
+        raise BadImage(path, "not an image in a supported format")
     if kind is Jpeg2KImageFile and JPEG_END not in data:  # the one check that Pillow leaves out
         raise BadImage(path, DAMAGED)
     image = _open(kind, data, path)
@@ -159,12 +159,12 @@ def _other(data: bytes, path: str) -> NDArray[np.uint8]:
 
 
 def _deep_tiff(image: TiffImageFile, data: bytes, path: str) -> NDArray[np.uint8]:
-    """16-bit colours: Pillow drops the lower bytes, and neither library reads separate planes right."""
+    """16-bit colours: Pillow drops the lower bytes, and neither library reads separate planes correctly."""
     if image.tag_v2.get(PLANAR_CONFIGURATION, 1) != 1:
         raise BadImage(path, "16-bit colours in separate planes, which decoders get wrong; save it as PNG")
     if image.mode != "RGB":
         return from_pillow(image, path)
-    bgr = _by_opencv(data, path, cv2.IMREAD_COLOR)  # OpenCV 5.0 takes IMREAD_COLOR_RGB for BGR here
+    bgr = _by_opencv(data, path, cv2.IMREAD_COLOR)  # OpenCV 5.0 treats IMREAD_COLOR_RGB as BGR here
     return np.ascontiguousarray(bgr[..., ::-1])
 
 
@@ -196,7 +196,7 @@ def _open(kind: type[ImageFile], data: bytes, path: str) -> ImageFile:
 
 
 def from_pillow(image: Image.Image, path: str = "image") -> NDArray[np.uint8]:
-    """RGB (H, W, 3) of a picture of Pillow's, made in the same way as `decode` does; the picture stays as it is."""
+    """Convert a Pillow image to RGB (H, W, 3) as `decode` does, leaving the image itself unchanged."""
     if image.mode in ("I", "F") and not isinstance(image, PpmImageFile):
         raise BadImage(path, "32 bits per channel; save it with 8 or 16")
     if 0 in image.size:

@@ -1,8 +1,8 @@
-"""Digits in clutter: real handwriting on a larger canvas, with the truth about where it is.
+"""Cluttered digits: real handwriting on a larger canvas, with ground truth for where it is.
 
 The cluttered translated task of the hard-attention literature (Mnih et al. 2014, https://arxiv.org/abs/1406.6247), made
-from the 1,797 handwritten digits that come with scikit-learn. Nothing is downloaded and nothing is written: an image
-is a function of (seed, index).
+from the 1,797 handwritten digits bundled with scikit-learn. Nothing is downloaded and nothing is written: an image is a
+function of (seed, index).
 
 >>> digits = Digits("val", difficulty="cluttered")
 >>> image, label, mask = digits.sample(7)
@@ -28,16 +28,16 @@ Sample: TypeAlias = tuple[NDArray[np.uint8], int, NDArray[np.bool_]]
 
 CANVAS = 64
 CENTERED = 48  # side of the digit in the middle of the canvas
-SIDES = (32, 49)  # range of its side elsewhere
+SIDES = (32, 49)  # range of its side otherwise
 FRAGMENTS = 4  # pieces of other digits in the clutter
 FRAGMENT = 8  # side of a piece
 LENGTHS = {"train": 3_000, "val": 1_000}  # images per epoch
-INK = 64  # what is brighter belongs to the digit
+INK = 64  # brighter pixels belong to the digit
 
 
 @cache
 def _handwriting(split: Split) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The source digits of a split, (N, 8, 8) in 0..255, and what they are; every fifth is for validation."""
+    """Source digits of a split, (N, 8, 8) in 0..255, and their labels; every fifth is for validation."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -46,12 +46,12 @@ def _handwriting(split: Split) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 class Digits(Dataset[Sample]):
-    """Digits on a canvas of 64 x 64.
+    """Digits on a 64 x 64 canvas.
 
     Args:
         split: ``train`` and ``val`` share no handwriting, not even in the clutter.
-        difficulty: ``centered``, ``translated`` (any place and size), ``cluttered`` (and among pieces of other digits).
-        seed: other seeds give other images.
+        difficulty: ``centered``, ``translated`` (any position and size), ``cluttered`` (also among pieces of others).
+        seed: different seeds give different images.
     """
 
     classes = tuple(str(digit) for digit in range(10))
@@ -67,7 +67,7 @@ class Digits(Dataset[Sample]):
         return LENGTHS[self.split]
 
     def sample(self, index: int) -> Sample:
-        """The grey image (64, 64), the digit in it, and the mask of its ink; any index from zero upwards."""
+        """Generate the grey image (64, 64), its digit, and the mask of the ink, for any index from zero upwards."""
         images, labels = _handwriting(self.split)
         rng = np.random.default_rng((self.seed, self.split == "val", index))
         canvas = np.zeros((CANVAS, CANVAS), np.uint8)
@@ -95,7 +95,7 @@ def _enlarge(digit: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 
 
 def _paste(canvas: NDArray[np.uint8], piece: NDArray[np.uint8], rng: np.random.Generator) -> None:
-    """Put a piece somewhere on the canvas; the brighter pixel stays."""
+    """Paste a piece at a random position, keeping the brighter pixels."""
     side = len(piece)
     top, left = rng.integers(0, CANVAS - side + 1, 2)
     region = canvas[top : top + side, left : left + side]

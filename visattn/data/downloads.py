@@ -15,7 +15,7 @@ from visattn.data.once import fetched
 
 @dataclass(frozen=True)
 class Archive:
-    """A file of fast.ai's, 320 pixels on the shorter side (https://github.com/fastai/imagenette)."""
+    """An archive of fast.ai's images, 320 pixels on the shorter side (https://github.com/fastai/imagenette)."""
 
     folder: str
     algorithm: str
@@ -23,7 +23,7 @@ class Archive:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Address of the archive."""
         return f"https://s3.amazonaws.com/fast-ai-imageclas/{self.folder}.tgz"
 
 
@@ -36,7 +36,7 @@ ARCHIVES = {
 
 
 def find_or_download(name: str, root: Path) -> Path:
-    """The folder with ``train`` and ``val``; of several processes one downloads and the others wait."""
+    """Return the folder that contains ``train`` and ``val``; one process downloads it while the others wait."""
     return fetched(lambda: _find(name, root), lambda: _download(ARCHIVES[name], root), root / f".{name}.lock")
 
 
@@ -52,16 +52,16 @@ def _download(archive: Archive, root: Path) -> None:
             download_url(archive.url, scratch, file.name)
         except (URLError, OSError, RuntimeError) as error:
             raise ValueError(
-                f"could not download {archive.url} ({error}); without a network, unpack that file into {str(root)!r}, "
-                "or give the folder that has train/ and val/ with --root"
+                f"could not download {archive.url} ({error}); if you are offline, unpack that file into {str(root)!r}, "
+                "or pass the folder that contains train/ and val/ with --root"
             ) from None
         if (digest := _digest(file, archive.algorithm)) != archive.digest:
-            raise ValueError(f"{archive.url} is not what it was: its {archive.algorithm} is {digest}")
+            raise ValueError(f"{archive.url} has changed: its {archive.algorithm} is {digest}")
         extract_archive(str(file), scratch)
         try:
-            Path(scratch, archive.folder).rename(root / archive.folder)  # at once, or not at all
+            Path(scratch, archive.folder).rename(root / archive.folder)  # atomic
         except OSError:
-            if not (root / archive.folder).is_dir():  # another process was quicker, where files cannot be locked
+            if not (root / archive.folder).is_dir():  # another process was faster, where files cannot be locked
                 raise
 
 

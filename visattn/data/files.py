@@ -1,4 +1,4 @@
-"""Image files on disk, found once each: regular files only (see :func:`visattn.files.read_bytes`)."""
+"""Find image files on disk, each once, and regular files only (see :func:`visattn.files.read_bytes`)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from visattn.files import check_regular, reason
 EXTENSIONS = frozenset(
     {".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-OURS = frozenset({"comparison.png", "manifest.json"})  # a folder that has them holds heatmaps, not images
-MAX_BYTES = 512_000_000  # of one file: more than the largest image that is decoded has without compression
+OURS = frozenset({"comparison.png", "manifest.json"})  # a folder with both holds our heatmaps, not images
+MAX_BYTES = 512_000_000  # per file: more than the largest image that is decoded takes uncompressed
 
 
 @dataclass
 class Found:
-    """What a search has found.
+    """Result of a search.
 
     Args:
-        images: the path of every image, in order, by its real path: one that has several names is there once.
-        problems: what is called like an image or a folder and cannot be read, with the reason.
-        ignored: how many other files there are, by extension.
+        images: paths of the images, in order, keyed by real path, so that an image with several names appears once.
+        problems: unreadable images and folders, with the reason.
+        ignored: number of other files, by extension.
     """
 
     images: dict[str, str] = field(default_factory=dict)
@@ -32,9 +32,9 @@ class Found:
 
 
 def search(folder: str | Path) -> Found:
-    """The image files in a folder and in those below it; hidden ones and heatmaps of ours are left alone.
+    """Find the image files in a folder and its subfolders, except hidden files and our own heatmaps.
 
-    Links are followed, every folder is entered once, and a link to a folder that it lies in is not entered at all.
+    Links are followed, every folder is entered once, and a link to an enclosing folder is ignored.
     """
     found = Found()
     todo = [(str(folder), os.path.realpath(folder))]
@@ -70,26 +70,26 @@ def search(folder: str | Path) -> Found:
 
 
 def encloses(folder: str, real: str) -> bool:
-    """Whether a folder is another one, or has it somewhere in it, by their real paths."""
+    """Whether a folder is, or contains, another one; both are real paths."""
     return os.path.join(real, "").startswith(os.path.join(folder, ""))
 
 
 def _real(link: os.DirEntry[str]) -> str:
     try:
         return os.path.realpath(link.path)
-    except OSError:  # those of other people's processes in /proc may not even be read
+    except OSError:  # links to other users' processes in /proc cannot be read
         return link.path
 
 
 def _look_at(entry: os.DirEntry[str]) -> tuple[bool, str | None]:
-    """Whether it is a folder; and if it is no regular file either, what it is."""
+    """Whether an entry is a folder; and if it is neither a folder nor a regular file, what it is."""
     try:
         if entry.is_dir():
             return True, None
         if not entry.is_file():
             check_regular(entry.stat().st_mode)
     except FileNotFoundError:
-        return False, "a link to something that is not there"
+        return False, "a broken link"
     except OSError as error:  # a link to itself
         return False, reason(error)
     return False, None

@@ -24,32 +24,32 @@ ByClass: TypeAlias = dict[str, dict[str, str]]  # the paths of every class by th
 def folder_source(
     root: Path, val_fraction: float, classes: Sequence[str] | None = None, *, skip_bad: bool = False
 ) -> Source:
-    """The ImageFolder layout: ``root/train/<class>/…`` and ``root/val/<class>/…``, or ``root/<class>/…`` to be split.
+    """Open an ImageFolder layout: ``root/train/<class>/…`` and ``root/val/<class>/…``, or ``root/<class>/…`` to split.
 
     Args:
         root: the folder.
-        val_fraction: share of every class to validate on, when there is one folder only; always the same images.
+        val_fraction: share of every class held out for validation if there is no ``val``; always the same images.
         classes: use only these, in this order.
-        skip_bad: go on without files and folders that cannot be read.
+        skip_bad: skip unreadable files and folders.
     """
     if not root.is_dir():
-        raise ValueError(f"there is no folder {str(root)!r}: give the folder of your images with --root")
+        raise ValueError(f"there is no folder {str(root)!r}: pass the folder of your images with --root")
     parts = {split: _first_folder(root, names) for split, names in SPLITS.items()}
     rest = Rest()
     if parts["train"] is None:
         train, val = _split(_images(root, classes, rest), val_fraction)
     elif parts["val"] is None:
-        raise ValueError(f"{str(root)!r} has train/ but no val/: add it, or split train/ with --root {parts['train']}")
+        raise ValueError(f"{str(root)!r} has train/ but no val/: add one, or split train/ with --root {parts['train']}")
     else:
         train, val = _images(parts["train"], classes, rest), _images(parts["val"], classes, rest)
         if extra := sorted(val.keys() - train.keys()):
-            raise ValueError(f"classes of {str(parts['val'])!r} that are not in train/: {', '.join(extra[:5])}")
+            raise ValueError(f"classes in {str(parts['val'])!r} that are not in train/: {', '.join(extra[:5])}")
         if missing := [name for name in train if name not in val]:
-            raise ValueError(f"classes of train/ that are not in {str(parts['val'])!r}: {', '.join(missing[:5])}")
+            raise ValueError(f"classes in train/ that are not in {str(parts['val'])!r}: {', '.join(missing[:5])}")
     if rest.problems and not skip_bad:
         path, reason = next(iter(rest.problems.items()))
-        more = f" (and {len(rest.problems) - 1} more like it)" if len(rest.problems) > 1 else ""
-        raise ValueError(f"{path}: {reason}{more}; --on-bad-image skip goes on without such files")
+        more = f" (and {len(rest.problems) - 1} more)" if len(rest.problems) > 1 else ""
+        raise ValueError(f"{path}: {reason}{more}; use --on-bad-image skip to leave such files out")
     order = tuple(train)
     notes = (*rest.notes(), *_shared(train, val))
     return Source(_files(train, order), _files(val, order), order, tuple(map(printable, order)), notes=notes)
@@ -57,29 +57,29 @@ def folder_source(
 
 @dataclass
 class Rest:
-    """What lies in the folders besides images that can be read."""
+    """Everything in the folders except readable images."""
 
     problems: dict[str, str] = field(default_factory=dict)
     ignored: Counter[str] = field(default_factory=Counter)
 
     def notes(self) -> Iterator[str]:
-        """A line about each kind."""
+        """One line about each kind."""
         if self.problems:
             named = "; ".join(f"{printable(path)}: {reason}" for path, reason in list(self.problems.items())[:3])
             more = ", ..." if len(self.problems) > 3 else ""
-            yield f"skipped {len(self.problems)} that cannot be read ({named}{more})"
+            yield f"skipped as unreadable: {len(self.problems)} ({named}{more})"
         if self.ignored:
             kinds = ", ".join(printable(kind) or "no extension" for kind, _ in self.ignored.most_common(5))
-            yield f"{self.ignored.total()} other files are no images that can be read ({kinds})"
+            yield f"ignored files in other formats: {self.ignored.total()} ({kinds})"
 
 
 def _shared(train: ByClass, val: ByClass) -> Iterator[str]:
-    """A line about images that are in both parts."""
+    """One line about images that are in both splits."""
     known = {real for files in train.values() for real in files}
     count = sum(real in known for files in val.values() for real in files)
     if count:
         total = sum(map(len, val.values()))
-        yield f"{count} of the {total} validation images are training images too: validation is too good to be true"
+        yield f"{count} of the {total} validation images are also training images: validation will look too good"
 
 
 def _first_folder(root: Path, names: Sequence[str]) -> Path | None:
@@ -87,11 +87,11 @@ def _first_folder(root: Path, names: Sequence[str]) -> Path | None:
 
 
 def _images(root: Path, classes: Sequence[str] | None, rest: Rest) -> ByClass:
-    """The image files of every class; a class without any, or an image in two of them, is an error."""
+    """Find the image files of every class; an empty class, or an image in two classes, is an error."""
     with os.scandir(root) as entries:
         there = sorted(entry.name for entry in entries if _is_class(entry, root))
     if not there:
-        raise ValueError(f"{str(root)!r} has no folders in it: one per class is expected, with the images inside")
+        raise ValueError(f"{str(root)!r} contains no folders: expected one folder of images per class")
     for name in classes or ():
         if name not in there:
             raise ValueError(f"{str(root)!r} has no class {name!r}: {suggest(name, there)}")
@@ -109,15 +109,15 @@ def _images(root: Path, classes: Sequence[str] | None, rest: Rest) -> ByClass:
         for real, path in found.images.items():
             if (other := owner.setdefault(real, name)) != name:
                 raise ValueError(
-                    f"{path!r} and {images[other][real]!r} are one image in two classes, {name!r} and {other!r}: "
-                    "take one of the links away"
+                    f"{path!r} and {images[other][real]!r} are the same image in two classes, {name!r} and {other!r}: "
+                    "remove one of the links"
                 )
         images[name] = dict(sorted(found.images.items(), key=lambda pair: pair[1]))
     return images
 
 
 def _is_class(entry: os.DirEntry[str], root: Path) -> bool:
-    """Whether it is a folder, and not the folder that it lies in."""
+    """Whether an entry is a folder, and not a link to a folder that encloses it."""
     if entry.name.startswith(".") or not os.path.isdir(entry.path):
         return False
     return not encloses(os.path.realpath(entry.path), os.path.realpath(root))
@@ -127,7 +127,7 @@ def _split(found: ByClass, val_fraction: float) -> tuple[ByClass, ByClass]:
     train, val = {}, {}
     for name, files in found.items():
         if len(files) < 2:
-            raise ValueError(f"class {name!r} has one image only: it cannot be split into training and validation")
+            raise ValueError(f"class {name!r} has only one image: it cannot be split into training and validation")
         order = np.random.default_rng(0).permutation(len(files))
         count = min(len(files) - 1, max(1, round(len(files) * val_fraction)))
         pairs = list(files.items())

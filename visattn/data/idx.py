@@ -36,7 +36,7 @@ FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}  # where torchvisi
 
 @dataclass(frozen=True)
 class GreyImages:
-    """Grey images (N, H, W) that are kept in memory, as RGB images, and their labels (N)."""
+    """Grey images (N, H, W) held in memory and read as RGB, with their labels (N)."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.uint8]
@@ -45,13 +45,13 @@ class GreyImages:
         return len(self.images)
 
     def read(self, index: int, epoch: int) -> Labelled:  # noqa: ARG002 - the same in every epoch
-        """Copy one image into three channels."""
+        """Read one image, repeated over three channels."""
         image = cv2.cvtColor(self.images[index], cv2.COLOR_GRAY2RGB)
         return image.astype(np.uint8, copy=False), int(self.labels[index])
 
 
 def idx_source(name: str, root: Path) -> Source:
-    """The 60,000 training images, and the 10,000 test images to validate on."""
+    """Open the 60,000 training images, and the 10,000 test images for validation."""
     files = fetched(lambda: _find(name, root), lambda: _download(name, root), root / f".{name}.lock")
     train_images, train_labels, val_images, val_labels = files
     train, val = _read_split(train_images, train_labels), _read_split(val_images, val_labels)
@@ -59,7 +59,7 @@ def idx_source(name: str, root: Path) -> Source:
 
 
 def _find(name: str, root: Path) -> list[Path] | None:
-    """The four files, wherever they are kept together; MNIST's and Fashion-MNIST's are called the same."""
+    """Find the four files together in one folder; MNIST and Fashion-MNIST use the same names."""
     for folder in (root / FOLDERS[name] / "raw", root, root / "raw"):
         spellings = [(file, file.replace("-idx", ".idx")) for file in FILES]
         candidates = [[folder / f"{each}{end}" for each in both for end in ("", ".gz")] for both in spellings]
@@ -76,18 +76,18 @@ def _download(name: str, root: Path) -> None:
             getattr(datasets, FOLDERS[name])(scratch, download=True)
         except (URLError, OSError, RuntimeError) as error:
             raise ValueError(
-                f"could not download {FOLDERS[name]} ({' '.join(str(error).split())[:100]}); without a network, put "
-                f"{', '.join(FILES)} (or the same with .gz) into {str(target)!r}, or give their folder with --root"
+                f"could not download {FOLDERS[name]} ({' '.join(str(error).split())[:100]}); if you are offline, put "
+                f"{', '.join(FILES)} (or the same with .gz) into {str(target)!r}, or pass their folder with --root"
             ) from None
         target.mkdir(parents=True, exist_ok=True)
         for file in FILES:
-            Path(scratch, FOLDERS[name], "raw", file).replace(target / file)  # whole, or not at all
+            Path(scratch, FOLDERS[name], "raw", file).replace(target / file)  # atomic
 
 
 def _read_split(image_file: Path, label_file: Path) -> GreyImages:
     images, labels = _read(image_file, 3), _read(label_file, 1)
     if images.shape[1:] != (SIDE, SIDE) or not len(images):
-        raise ValueError(f"{str(image_file)!r} holds {images.shape}, not some images of {SIDE} x {SIDE}")
+        raise ValueError(f"{str(image_file)!r} has the shape {images.shape}, not that of {SIDE} x {SIDE} images")
     if len(labels) != len(images):
         raise ValueError(f"{str(label_file)!r} has {len(labels)} labels for {len(images)} images")
     if labels.max() > 9:
@@ -96,12 +96,12 @@ def _read_split(image_file: Path, label_file: Path) -> GreyImages:
 
 
 def _read(file: Path, dimensions: int) -> NDArray[np.uint8]:
-    """An array of bytes; before them the file has a magic number and its shape, big-endian."""
+    """Read an array of bytes, which follows a magic number and the shape, both big-endian."""
     data = _unpacked(file)
     header = struct.Struct(f">{1 + dimensions}I")
     magic = 2048 + dimensions
     if len(data) < header.size or header.unpack_from(data)[0] != magic:
-        raise ValueError(f"{str(file)!r} is damaged or another file: it does not begin with {magic}")
+        raise ValueError(f"{str(file)!r} is damaged or not an idx file: it does not start with {magic}")
     shape: tuple[Any, ...] = header.unpack_from(data)[1:]
     if len(data) != header.size + math.prod(shape):
         raise ValueError(f"{str(file)!r} is damaged: {len(data)} bytes, not {header.size + math.prod(shape)}")

@@ -1,4 +1,4 @@
-"""Images that somebody names: files and folders, or what is in memory already."""
+"""Images given by the user: files, folders, or images in memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ InMemory: TypeAlias = Image.Image | NDArray[np.uint8]  # (H, W, 3) or (H, W)
 
 
 def find_images(given: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str]]]:
-    """The files, each once, in the order in which they were given; and what is missing, with the reason.
+    """Return the files, each once, in the given order; and what is missing, with the reason.
 
     Args:
-        given: files, and folders to be searched with all that is in them but heatmaps of ours.
+        given: files, and folders to search recursively; our own heatmaps are skipped.
     """
     images: dict[str, str] = {}
     missing: list[tuple[str, str]] = []
@@ -37,7 +37,7 @@ def find_images(given: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str
             for real, path in found.images.items():
                 images.setdefault(real, path)
         elif not os.path.exists(each):
-            missing.append((each, "there is no such file or folder"))
+            missing.append((each, "no such file or folder"))
         else:
             images.setdefault(os.path.realpath(each), each)
     return list(map(Path, images.values())), missing
@@ -46,12 +46,12 @@ def find_images(given: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str
 def read_batches(
     pictures: Iterable[Path | NDArray[np.uint8]], size: int, leave_out: Callable[[str, str], None]
 ) -> Iterator[list[tuple[str, NDArray[np.uint8]]]]:
-    """Names and images (H, W, 3), some at a time.
+    """Yield batches of names and images (H, W, 3).
 
     Args:
-        pictures: files, or images that are in memory already.
+        pictures: files, or images already in memory.
         size: of a batch.
-        leave_out: told of files that cannot be read, and why.
+        leave_out: called with each unreadable file and the reason.
     """
 
     def read() -> Iterator[tuple[str, NDArray[np.uint8]]]:
@@ -70,14 +70,14 @@ def read_batches(
 
 
 def as_rgb(image: InMemory) -> NDArray[np.uint8]:
-    """RGB (H, W, 3) of a picture of Pillow's or of an array (H, W, 3) or (H, W)."""
+    """Convert a Pillow image or an array (H, W, 3) or (H, W) to RGB (H, W, 3)."""
     if isinstance(image, Image.Image):
         return from_pillow(image)
     if not isinstance(image, np.ndarray):
         raise TypeError(
-            "an image is a file, a folder, a picture of Pillow's, an array, a tensor, or a list of these, "
+            "an image must be a file, a folder, a Pillow image, an array, a tensor, or a list of these, "
             f"got {type(image).__name__}"
         )
     if image.dtype != np.uint8 or image.shape[2:] not in ((), (3,)) or image.ndim < 2 or not image.size:
-        raise TypeError(f"an array is an image (H, W, 3) or (H, W) of uint8, got {image.dtype} {image.shape}")
+        raise TypeError(f"an image array must be uint8 of shape (H, W, 3) or (H, W), got {image.dtype} {image.shape}")
     return np.ascontiguousarray(image if image.ndim == 3 else np.repeat(image[..., None], 3, 2))

@@ -1,4 +1,4 @@
-"""Images to batches: shuffled, augmented and shared among processes, all of it a function of (seed, epoch, index)."""
+"""Images to batches: shuffled, augmented and split among processes, all as a function of (seed, epoch, index)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from visattn.data.preparation import Preparation
 from visattn.data.readers import Reader
 from visattn.data.shards import Stream
 
-IGNORE = -100  # label of an image that fills a batch and is not counted
+IGNORE = -100  # label of an image that pads a batch and is not counted
 
 Key: TypeAlias = tuple[int, int]  # (epoch, index); a negative index ~i is image i, not to be counted
 Item: TypeAlias = tuple[NDArray[np.uint8], int] | BadImage
@@ -29,7 +29,7 @@ Position: TypeAlias = Callable[[], tuple[int, int]]  # (epoch, batches of it alr
 
 
 class Batch(TypedDict):
-    """What a loader gives: images (B, 3, H, W) in 0..255, labels (B), and what could not be read."""
+    """A batch: images (B, 3, H, W) in 0..255, labels (B), and messages about unreadable images."""
 
     image: Tensor
     label: Tensor
@@ -37,17 +37,17 @@ class Batch(TypedDict):
 
 
 class Shares(Sampler[Key]):
-    """The images of one process in one epoch.
+    """Sampler of the images of one process in one epoch.
 
-    Step by step, the processes together see what one process with a batch as large as all of theirs would see.
+    At every step, the processes together see what one process with their combined batch size would see.
 
     Args:
         length: number of images.
-        batch_size: per process.
-        position: asked at the start of every pass, so that a resumed run goes on with the next batch.
-        seed: of the order; None keeps the order, and pads the last round with images that are not counted.
-        rank: which process this is,
-        world: of how many.
+        batch_size: images per process.
+        position: called at the start of every pass, so that a resumed run continues with the next batch.
+        seed: seed of the order; None keeps the order and pads the last round with images that are not counted.
+        rank: index of this process.
+        world: number of processes.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ def _transformed(transform: Transform, image: NDArray[np.uint8], key: tuple[int,
 
 @dataclass(frozen=True)
 class Images(Dataset[Item]):
-    """A reader's images, transformed; one that cannot be read is given back as the error."""
+    """A reader's images, transformed; an unreadable one is returned as its error."""
 
     reader: Reader
     transform: Transform
@@ -117,30 +117,30 @@ class Streamed(IterableDataset[Item]):
 
 
 def collate(items: Sequence[Item], *, count_fillers: bool) -> Batch:
-    """A batch; a good image takes the place of a bad one, so that every batch has its size."""
+    """Collate a batch, replacing unreadable images by readable ones so that its size stays the same."""
     good = [item for item in items if not isinstance(item, BadImage)]
     bad = [str(item) for item in items if isinstance(item, BadImage)]
     fillers = [good[i % len(good)] for i in range(len(bad))] if good else []
     labels = [label for _, label in good] + [label if count_fillers else IGNORE for _, label in fillers]
     images = [image for image, _ in [*good, *fillers]]
-    # One copy, into the order that channels-last convolutions want.
+    # A single copy, in the order that channels-last convolutions expect.
     stacked = torch.from_numpy(np.stack(images)) if images else torch.empty(0, 1, 1, 3, dtype=torch.uint8)
     return {"image": stacked.permute(0, 3, 1, 2), "label": torch.tensor(labels, dtype=torch.long), "bad": bad}
 
 
 class ResumableLoader(DataLoader[Item]):
-    """A loader whose sampler asks where training stands: a resumed run needs nothing from it."""
+    """A loader without state: its sampler asks the trainer where to resume."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to do."""
+        """Ignore the state."""
 
 
 class StreamLoader(ResumableLoader):
-    """Tells a stream which epoch it is; a run resumed within an epoch begins that epoch's stream anew."""
+    """A loader that tells its stream the epoch; a run resumed within an epoch restarts that epoch's stream."""
 
     dataset: Streamed
 
@@ -154,8 +154,8 @@ class StreamLoader(ResumableLoader):
 
 
 def start_worker(_: int) -> None:
-    """Keep OpenCV from starting threads in every worker, and leave signals to the run, which still needs its images."""
+    """Set up a worker: no OpenCV threads, and signals are ignored, since the run still needs its images."""
     cv2.setNumThreads(0)
-    signal.set_wakeup_fd(-1)  # the run's, copied with everything else
+    signal.set_wakeup_fd(-1)  # inherited from the main process
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

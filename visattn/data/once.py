@@ -1,4 +1,4 @@
-"""What several processes need, and one of them fetches."""
+"""Fetch something once for several processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, Any, TypeVar
 
 try:
     import fcntl
-except ImportError:  # Windows: there every process fetches for itself
+except ImportError:  # Windows: every process fetches for itself
     fcntl = None  # type: ignore[assignment]
 
 STALLED = 60.0  # seconds without a byte, after which a download has failed
@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 
 def fetched(find: Callable[[], T | None], fetch: Callable[[], None], lock: Path) -> T:
-    """What is there, or else is there after it was fetched.
+    """Return what ``find`` finds, fetching it first if necessary.
 
-    One process fetches, and the others wait for its lock, which goes with the process, however that ends. If it failed,
-    they are told why by what it wrote into the lock; if it was killed, the next one fetches. Machines that share no
-    file system fetch once each, and so does every process where files cannot be locked.
+    One process fetches while the others wait for its lock, which is released when that process ends, however it ends.
+    If fetching failed, the others read the reason from the lock file; if the process was killed, the next one fetches.
+    Machines that share no file system fetch once each, and so does every process where files cannot be locked.
 
     Args:
-        find: the thing, or None if it is not there; whole, or not at all.
-        fetch: gets it.
-        lock: a file where the thing will be; it is taken away afterwards.
+        find: returns the complete result, or None if it is not there.
+        fetch: fetches it, atomically.
+        lock: lock file next to the result; deleted afterwards.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     while (found := find()) is None:
@@ -38,7 +38,7 @@ def fetched(find: Callable[[], T | None], fetch: Callable[[], None], lock: Path)
                 continue
             stream.seek(0)
             reason = stream.read()
-            if not _is(lock, stream):  # the process that had it before is through
+            if not _is(lock, stream):  # the previous holder has finished
                 if reason:
                     raise ValueError(reason)
                 continue
@@ -64,12 +64,12 @@ def _fetch(fetch: Callable[[], None], stream: IO[str], lock: Path) -> None:
 
 
 def _locked(stream: IO[str]) -> bool:
-    """Wait for the lock; False if the file has gone meanwhile."""
+    """Wait for the lock; False if the file was deleted meanwhile."""
     if fcntl is not None:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX)
         except OSError as error:
-            if error.errno == errno.ESTALE:  # taken away by another machine
+            if error.errno == errno.ESTALE:  # deleted by another machine
                 return False
             if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
                 raise
@@ -77,7 +77,7 @@ def _locked(stream: IO[str]) -> bool:
 
 
 def _is(path: Path, stream: IO[str]) -> bool:
-    """Whether an open file is still the one of this name."""
+    """Whether an open file is still the one at this path."""
     try:
         return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def _is(path: Path, stream: IO[str]) -> bool:
 
 @contextmanager
 def _impatient() -> Iterator[Any]:
-    """Connections fail that do not move."""
+    """Make stalled connections fail."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(STALLED)
     try:

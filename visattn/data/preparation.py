@@ -1,8 +1,8 @@
-"""The one way an image becomes a model's input, and the same part of it for a person.
+"""The only path from an image to a model's input, and the matching crop for display.
 
-Two stages: :meth:`Preparation.pixels` resizes and cuts, image by image, with timm's own evaluation transform;
-:meth:`Preparation.normalise` turns batches of such pixels into numbers, wherever the batch is. Validation, heatmaps and
-predictions all go through both, so that they see the same numbers to the last bit.
+There are two stages: :meth:`Preparation.pixels` resizes and crops one image with timm's own evaluation transform;
+:meth:`Preparation.normalise` turns a batch of pixels into floats on whichever device the batch is. Validation, heatmaps
+and predictions all use both, so their inputs are bit-identical.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from torch import Tensor, nn
 from visattn.models.saving.card import CROP_MODES, INTERPOLATIONS, MOST_PIXELS
 from visattn.registry import suggest
 
-LONGEST, SHORTEST = 640, 320  # pixels of the longer side of a picture that a person looks at
-RATIO = 16  # of the sides; of an image that is longer still, only the middle is seen
+LONGEST, SHORTEST = 640, 320  # pixels of the longer side of a displayed image
+RATIO = 16  # largest ratio of the sides; of a longer image only the middle is used
 
-GREY = (19595, 38470, 7471)  # of 65536: red, green and blue in grey, as Pillow has them (ITU-R 601)
+GREY = (19595, 38470, 7471)  # weights of red, green and blue in grey, of 65536, as in Pillow (ITU-R 601)
 
 Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """Resize, cut out the middle, normalise.
+    """Resize, centre-crop, normalise.
 
     Args:
         size: channels, height and width of the model's input.
-        mean, std: of its normalisation.
-        crop_pct: share of the resized image that is kept; above 1 a black frame is added.
-        interpolation: one of `INTERPOLATIONS`, in timm's words.
-        crop_mode: ``center`` fills the input and loses what is too long; ``squash`` scales the sides separately;
-            ``border`` shows the whole image within a frame of the mean colour.
+        mean, std: normalisation statistics, per channel.
+        crop_pct: fraction of the resized image that is kept; above 1 a black frame is added.
+        interpolation: one of `INTERPOLATIONS`, named as in timm.
+        crop_mode: ``center`` fills the input and crops the rest; ``squash`` scales the sides separately; ``border``
+            shows the whole image inside a frame of the mean colour.
     """
 
     size: tuple[int, int, int]
@@ -57,18 +57,18 @@ class Preparation:
                 kind = "interpolation" if known is INTERPOLATIONS else "crop_mode"
                 raise ValueError(f"unknown {kind} {word!r}: {suggest(word, known)}")
         if not 0 < self.crop_pct < 2:
-            raise ValueError(f"crop_pct is the share of an image that is seen, got {self.crop_pct}")
+            raise ValueError(f"crop_pct must be between 0 and 2, got {self.crop_pct}")
         if math.prod(self._resized) > MOST_PIXELS:
             height, width = self._resized
-            raise ValueError(f"images cannot be made as large as {height} x {width} pixels, as size and crop_pct say")
+            raise ValueError(f"size and crop_pct would resize images to {height} x {width} pixels, which is too large")
 
     @classmethod
     def of(cls, model: nn.Module, known: Mapping[str, Any] | None = None) -> Preparation:
-        """That of a timm model, corrected by what a run knows about it: the ``input`` of its card."""
+        """Preparation of a timm model, overridden by ``known``, the ``input`` of a model card."""
         config = {**resolve_model_data_config(model), **(known or {})}
         size = tuple((known or {}).get("size") or config["input_size"])
         if len(size) != 3:
-            raise ValueError(f"the model's input is {size}, not channels, height and width")
+            raise ValueError(f"the model's input must be (channels, height, width), got {size}")
         return cls(
             size,
             *normalisation(config, size[0]),
@@ -78,7 +78,7 @@ class Preparation:
         )
 
     def pixels(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """RGB (H, W, 3) to what the model sees of it, (height, width, 3); an image that fits is given back as it is."""
+        """Resize and crop RGB (H, W, 3) to (height, width, 3); an image that already fits is returned unchanged."""
         if image.shape[:2] == self.size[1:] == self._resized:
             return image
         if self.crop_mode != "squash":
@@ -88,34 +88,34 @@ class Preparation:
         return seen.permute(1, 2, 0).numpy()
 
     def mask(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """The same part of a mask (H, W); outside of the image there is nothing."""
+        """Resize and crop a mask (H, W) in the same way; outside the image it is False."""
         nearest = replace(self, interpolation="nearest", mean=(0.0,))
         return nearest.pixels(np.repeat(mask[..., None].astype(np.uint8), 3, 2))[..., 0] > 0
 
     def normalise(self, pixels: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
-        """RGB (B, 3, height, width) in 0..255 to the model's input (B, C, height, width), on the device it is on.
+        """Normalise RGB (B, 3, height, width) in 0..255 to the model's input (B, C, height, width), on its device.
 
-        Subtraction and division are exact to the last bit on every device, and nothing waits for one.
+        Subtraction and division give the same bits on every device, and nothing waits for the device.
         """
         if pixels.dtype != torch.uint8:
-            raise TypeError(f"pixels are numbers from 0 to 255 (uint8), got {pixels.dtype}")
+            raise TypeError(f"pixels must be integers from 0 to 255 (uint8), got {pixels.dtype}")
         mean, std = _statistics(self.mean, self.std, pixels.device)
         shades = _grey_pixels(pixels) if self.size[0] == 1 else pixels
         return shades.to(torch.float32, memory_format=memory_format).sub_(mean).div_(std)
 
     def batch(self, images: Sequence[NDArray[np.uint8]]) -> Tensor:
-        """Images (H, W, 3) of any size to the model's input (B, C, height, width)."""
+        """Prepare images (H, W, 3) of any size as the model's input (B, C, height, width)."""
         pixels = np.stack([self.pixels(image) for image in images])
         return self.normalise(torch.from_numpy(pixels).permute(0, 3, 1, 2))
 
     @property
     def _resized(self) -> tuple[int, int]:
-        """Height and width that an image is scaled to, one of them or both, before the middle is cut out."""
+        """Height and width to which an image is scaled, in one or both, before the centre crop."""
         _, height, width = self.size
         return math.floor(height / self.crop_pct), math.floor(width / self.crop_pct)
 
     def box(self, width: int, height: int) -> Box:
-        """Left, top, right and bottom of what the model sees of an image; it may reach beyond the image.
+        """Left, top, right and bottom of the part of an image that the model sees; may extend beyond the image.
 
         >>> Preparation((3, 100, 100), (0.5,), (0.5,), crop_pct=0.5).box(400, 200)
         (150.0, 50.0, 250.0, 150.0)
@@ -132,7 +132,7 @@ class Preparation:
         return (width / 2 - right, height / 2 - bottom, width / 2 + right, height / 2 + bottom)
 
     def shown(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The same part from the original pixels; large ones are shrunk, tiny ones get larger pixels."""
+        """Cut the same part out of the original image; large parts are shrunk, tiny ones enlarged pixel by pixel."""
         height, width = image.shape[:2]
         left, top, right, bottom = self.box(width, height)
         rows, columns = _whole(top, bottom, height), _whole(left, right, width)
@@ -148,7 +148,7 @@ class Preparation:
         return self._framed(cut, rows, columns, scale)
 
     def _framed(self, cut: NDArray[np.uint8], rows: range, columns: range, scale: float) -> NDArray[np.uint8]:
-        """Add what lies beyond the edges of the image, in the colour that the model sees there."""
+        """Pad beyond the edges of the image with the colour that the model sees there."""
         if rows.start >= 0 and columns.start >= 0:
             return cut
         height, width = (max(round(scale * len(each)), 1) for each in (rows, columns))
@@ -161,7 +161,7 @@ class Preparation:
 
 @cache
 def _evaluation(preparation: Preparation) -> Callable[[Image.Image], Tensor]:
-    """Timm's evaluation of a picture, up to pixels (3, height, width)."""
+    """Timm's evaluation transform, up to pixels (3, height, width)."""
     return create_transform(
         preparation.size,
         is_training=False,
@@ -175,25 +175,25 @@ def _evaluation(preparation: Preparation) -> Callable[[Image.Image], Tensor]:
 
 @cache
 def _statistics(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Both as (C, 1, 1) in 0..255, made once per device: a GPU would have to be waited for."""
+    """Mean and std as (C, 1, 1) in 0..255, created once per device, since copying to a GPU waits for it."""
     means, stds = (torch.tensor([255 * each for each in values]).view(-1, 1, 1) for values in (mean, std))
     return means.to(device), stds.to(device)
 
 
 def _grey_pixels(pixels: Tensor) -> Tensor:
-    """(B, 3, H, W) to (B, 1, H, W), to the last bit as Pillow does it."""
+    """Convert (B, 3, H, W) to (B, 1, H, W), bit for bit as Pillow does."""
     red, green, blue = (share * part for share, part in zip(GREY, pixels.int().split(1, dim=1), strict=True))
     return red.add_(green).add_(blue).add_(2**15) >> 16
 
 
 def normalisation(config: Mapping[str, Any], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of a model's inputs; timm's are for RGB, even for a model made with one channel.
+    """Mean and standard deviation of a model's inputs; timm states RGB values even for a one-channel model.
 
     >>> normalisation({"mean": (0.485, 0.456, 0.406), "std": (0.25, 0.25, 0.25)}, 1)
     ((0.458971,), (0.25,))
     """
     if channels not in (1, 3):
-        raise ValueError(f"the model's input has {channels} channels: only grey and RGB images can be made for it")
+        raise ValueError(f"the model's input has {channels} channels: only one (grey) or three (RGB) are supported")
     mean, std = tuple(config["mean"]), tuple(config["std"])
     return (_grey(mean), _grey(std)) if channels == 1 else (mean, std)
 
@@ -205,14 +205,14 @@ def _grey(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _middle(length: int, other: int) -> slice:
-    """Of a side that is extremely long, compared with the other one, the middle."""
+    """Middle of a side that is extremely long compared with the other one."""
     kept = min(length, RATIO * other)
     start = (length - kept) // 2
     return slice(start, start + kept)
 
 
 def _whole(start: float, end: float, length: int) -> range:
-    """Whole pixels, at least one; equal lengths stay equal, and what fits into the image stays there."""
+    """Round to whole pixels, at least one; equal lengths stay equal, and what fits in the image stays inside it."""
     count = max(round(end - start), 1)
     first = math.floor(start + 0.5)
     if count <= length:

@@ -1,4 +1,4 @@
-"""Where labelled images come from: an index goes in, an RGB image and its label come out."""
+"""Sources of labelled images: an index goes in, an RGB image and its label come out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reader(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int, epoch: int) -> Labelled:
-        """One image; readers that make their images may make others in every epoch."""
+        """Read one image; a reader that generates images may generate different ones in every epoch."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Files:
 
 @dataclass(frozen=True)
 class DigitImages:
-    """Digits in clutter as RGB images, fresh ones in every epoch."""
+    """Generated digits as RGB images, new ones in every epoch."""
 
     digits: Digits
 
@@ -50,22 +50,22 @@ class DigitImages:
         return len(self.digits)
 
     def read(self, index: int, epoch: int) -> Labelled:
-        """Draw an image."""
+        """Generate one image."""
         grey, label, _ = self.digits.sample(epoch * len(self) + index)
         return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB).astype(np.uint8, copy=False), label
 
 
 @dataclass(frozen=True)
 class Source:
-    """Data to train on and to validate on.
+    """Training and validation data.
 
     Args:
-        classes: what the labels stand for, as the data calls them.
-        names: the same for people, when the data has only numbers for them (WordNet ids).
-        size: natural side of the images, when they all have one.
+        classes: class names in label order, as the data has them.
+        names: readable class names, where the data has only ids (WordNet).
+        size: natural side of the images, if they share one.
         augment: the augmentation that suits them.
-        mask: where the object is in a validation image, (H, W), if that is known.
-        notes: what somebody who trains on them should know.
+        mask: mask (H, W) of the object in a validation image, if known.
+        notes: remarks for whoever trains on the data.
     """
 
     train: Reader
@@ -79,6 +79,6 @@ class Source:
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
-            raise ValueError(f"there is nothing to tell apart: the data has one class only, {self.classes[0]!r}")
+            raise ValueError(f"there is nothing to classify: the data has only one class, {self.classes[0]!r}")
         if not self.names:
             object.__setattr__(self, "names", self.classes)

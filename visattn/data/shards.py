@@ -20,7 +20,7 @@ SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
 
 @dataclass(frozen=True)
 class Indexed:
-    """A reader of timm's that knows its images by number."""
+    """A timm reader with random access."""
 
     reader: Any
     name: str
@@ -36,7 +36,7 @@ class Indexed:
 
 @dataclass
 class Stream:
-    """A reader of timm's that can only be read from one end to the other."""
+    """A timm reader that can only be read sequentially."""
 
     name: str
     root: str | None
@@ -46,7 +46,7 @@ class Stream:
     workers: int
 
     def open(self) -> None:
-        """Open it; after the processes of a run have found each other, so that each takes its own shards."""
+        """Open the reader, once the processes of a run are connected, so that each takes its own shards."""
         self._reader = _open(
             self.name, self.root, self.split, batch_size=self.batch_size, seed=self.seed, is_training=self.training
         )
@@ -54,7 +54,7 @@ class Stream:
 
     @property
     def training(self) -> bool:
-        """Whether images are shuffled and every process gets equally many."""
+        """Whether images are shuffled and every process gets the same number."""
         return self.split == "train"
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class StreamSource:
-    """Shards to train on and to validate on, opened by the data module."""
+    """Training and validation shards, opened by the data module."""
 
     name: str
     root: str | None
@@ -79,11 +79,11 @@ class StreamSource:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """For people."""
+        """Readable class names."""
         return self.classes
 
     def stream(self, split: str, batch_size: int, seed: int, workers: int) -> Stream:
-        """One of the two, opened."""
+        """Open the stream of a split."""
         stream = Stream(self.name, self.root, split, batch_size, seed, workers)
         stream.open()
         return stream
@@ -92,16 +92,16 @@ class StreamSource:
 def _open(name: str, root: str | None, split: str, **options: Any) -> Any:
     prefix, _, which = name.partition("/")
     if prefix == "wds" and (not root or root.strip().lower().startswith("pipe:")):
-        raise ValueError(f"--root {root!r}: the folder or address of the shards; a command ('pipe:…') is not run")
+        raise ValueError(f"--root {root!r} must be the folder or URL of the shards; commands ('pipe:…') are never run")
     if ":" in which:
-        raise ValueError(f"--data {name!r}: a name with ':' would fetch code")
+        raise ValueError(f"--data {name!r}: a name with ':' would download code")
     failures = []
     for candidate in SPLITS[split]:
         try:
             return create_reader(name, root=root, split=candidate, **options)
         except (ImportError, AssertionError) as error:
             if isinstance(error, ImportError) or "package" in str(error):
-                raise ValueError(f"{name!r} needs another package: pip install {PACKAGES[prefix]} ({error})") from None
+                raise ValueError(f"{name!r} needs a package: pip install {PACKAGES[prefix]} ({error})") from None
             failures.append(f"{candidate}: {error}")
         except Exception as error:
             failures.append(f"{candidate}: {type(error).__name__}: {error}")
@@ -109,7 +109,7 @@ def _open(name: str, root: str | None, split: str, **options: Any) -> Any:
 
 
 def open_indexed(name: str, root: str | None) -> tuple[Indexed, Indexed, tuple[str, ...]]:
-    """Training images, validation images and classes of a data set that is not a stream."""
+    """Open a data set with random access: training images, validation images and classes."""
     train, val = (_open(name, root, split) for split in ("train", "val"))
     classes = train.dataset.features[train.label_key].names
     return Indexed(train, name), Indexed(val, name), tuple(classes)

@@ -1,4 +1,4 @@
-"""``--data``: what its names stand for."""
+"""The data sets of ``--data``, by name."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def open_source(
     seed: int = 0,
     skip_bad: bool = False,
 ) -> AnySource:
-    """The images of a name.
+    """Open a data set by name.
 
     >>> open_source("digits", difficulty="translated").classes[:3]
     ('0', '1', '2')
     """
     if subset is not None and data != "imagenet":
-        raise ValueError(f"--subset chooses classes of --data imagenet, not of {data!r}")
+        raise ValueError(f"--subset selects classes of --data imagenet, not of {data!r}")
     if data.partition("/")[0] in PREFIXES and "/" in data:
         return _shards(data, root, num_classes)
     openers: dict[str, Callable[[], Source]] = {
@@ -58,7 +58,7 @@ def open_source(
 
 def _needed(root: str | None, data: str) -> Path:
     if root is None:
-        raise ValueError(f"--data {data} needs the folder of the images: --root FOLDER")
+        raise ValueError(f"--data {data} needs the image folder: --root FOLDER")
     return Path(root)
 
 
@@ -71,7 +71,7 @@ def _digits(difficulty: Difficulty, seed: int) -> Source:
 
 
 def _wordnet(root: Path, classes: tuple[str, ...] | None, skip_bad: bool) -> Source:
-    """Folders called by their WordNet ids."""
+    """Open folders that are named by WordNet ids."""
     source = folder_source(root, 0.1, classes, skip_bad=skip_bad)
     info = ImageNetInfo()
     known = set(info.label_names())
@@ -86,5 +86,5 @@ def _shards(data: str, root: str | None, num_classes: int | None) -> AnySource:
     if data.startswith("hfds/"):
         return Source(*open_indexed(data, root))
     if num_classes is None:
-        raise ValueError(f"{data!r} is a stream of shards that does not tell how many classes it has: --num-classes N")
+        raise ValueError(f"{data!r} is a stream of shards, with no number of classes of its own: pass --num-classes N")
     return StreamSource(data, root, tuple(str(label) for label in range(num_classes)))

@@ -14,12 +14,12 @@ LARGEST = 10_000_000  # bytes of a list
 
 
 def subset_names() -> list[str]:
-    """The lists that come with visattn."""
+    """Names of the bundled lists."""
     return sorted(file.stem for file in (configs_folder() / "subsets").glob("*.txt"))
 
 
 def read_subset(name: str) -> tuple[str, ...]:
-    """The class ids of a list by name, or of a file of one's own (an id per line; what follows a ``#`` is a comment).
+    """Read the class ids of a bundled list, or of your own file (one id per line; ``#`` starts a comment).
 
     >>> read_subset("imagenette")[:2]
     ('n01440764', 'n02102040')
@@ -35,7 +35,7 @@ def read_subset(name: str) -> tuple[str, ...]:
         raise ValueError(f"subset {name!r} lists {twice[0]!r} twice")
     stated = re.search(r"^# sha256: ([0-9a-f]{64})$", text, re.MULTILINE)
     if stated and stated[1] != checksum(ids):
-        raise ValueError(f"subset {name!r} was changed: its checksum is {checksum(ids)}, the file says {stated[1]}")
+        raise ValueError(f"subset {name!r} has been changed: its checksum is {checksum(ids)}, not {stated[1]}")
     return ids
 
 

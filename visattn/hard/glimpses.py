@@ -1,7 +1,7 @@
-"""Any backbone as a model for large images: it sees a few crops in full resolution, and never the rest.
+"""Turn any backbone into a model for large images that sees a few crops at full resolution, and never the rest.
 
 A :class:`~visattn.hard.scout.Scout` chooses the crops from a small copy of the image, the backbone answers for each of
-them, and the answers are averaged. So the cost grows with the number of crops and not with the image.
+them, and the answers are averaged. So the cost grows with the number of crops, not with the size of the image.
 
 >>> import timm, torch
 >>> model = GlimpseNetwork(timm.create_model("test_resnet", num_classes=10), Scout(size=64, glimpses=3)).eval()
@@ -21,16 +21,16 @@ from visattn.hard.ram import RAM
 from visattn.hard.scout import GLIMPSES, Scout, smallest
 from visattn.hard.sensor import glimpse
 
-PREFIX = "glimpse_"  # of the names of such models
-IMAGE = 448  # side of the images that they are made for, unless the backbone's own are larger than half of it
+PREFIX = "glimpse_"  # prefix of the names of such models
+IMAGE = 448  # default side of their images, unless the backbone's own exceed half of it
 
 
 class GlimpseNetwork(nn.Module):
-    """Looks at G crops of an image at once, and gives the mean of the backbone's logits.
+    """Look at G crops of an image at once and average the backbone's logits.
 
     Args:
         backbone: a timm model, with or without attention.
-        scout: says where the crops are and how large.
+        scout: chooses the crops and their size.
     """
 
     def __init__(self, backbone: nn.Module, scout: Scout) -> None:
@@ -38,16 +38,17 @@ class GlimpseNetwork(nn.Module):
         self.scout = scout
         self.backbone: Any = backbone
         if isinstance(backbone, RAM | GlimpseNetwork):
-            raise ValueError(f"{type(backbone).__name__} takes glimpses itself: it cannot be the backbone")
+            raise ValueError(f"{type(backbone).__name__} takes glimpses itself, so it cannot be the backbone")
         number = getattr(backbone, "num_classes", 0)
         if number < 2:
-            raise ValueError(f"glimpses need a backbone that tells two or more classes apart, got {number}")
+            raise ValueError(f"glimpses need a backbone with two or more classes, got {number}")
         config: Any = backbone.pretrained_cfg
-        self.pretrained_cfg = self.default_cfg = {**config, **around(config, size=scout.size, glimpses=scout.glimpses)}
+        changes = glimpse_config(config, size=scout.size, glimpses=scout.glimpses)
+        self.pretrained_cfg = self.default_cfg = {**config, **changes}
 
     @property
     def num_classes(self) -> int:
-        """How many classes are told apart."""
+        """Number of classes."""
         return self.backbone.num_classes
 
     @property
@@ -56,15 +57,15 @@ class GlimpseNetwork(nn.Module):
         return self.backbone.num_features
 
     def get_classifier(self) -> Any:
-        """The backbone's layer that gives the logits."""
+        """Classification layer of the backbone."""
         return self.backbone.get_classifier()
 
     def reset_classifier(self, num_classes: int, *args: Any, **kwargs: Any) -> None:
-        """A new classifier for another number of classes."""
+        """Replace the classifier for another number of classes."""
         self.backbone.reset_classifier(num_classes, *args, **kwargs)
 
     def no_weight_decay(self) -> set[str]:
-        """What the backbone names."""
+        """Parameters of the backbone that it exempts from weight decay."""
         own = getattr(self.backbone, "no_weight_decay", set)
         return {f"backbone.{name}" for name in own()}
 
@@ -75,19 +76,19 @@ class GlimpseNetwork(nn.Module):
         return self.backbone(crops).unflatten(0, locations.shape[:2]).mean(1)
 
     def fixations(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Where it looks, (B, G, 2) as (x, y), best first, and height and width of a crop in pixels; not drawn."""
+        """Return where it looks without sampling, (B, G, 2) as (x, y), best first, and a crop's (height, width)."""
         return self.scout.locations(images, sample=False), (self.scout.size, self.scout.size)
 
 
-def around(config: Mapping[str, Any], *, size: int | None = None, glimpses: int = GLIMPSES) -> dict[str, Any]:
-    """What a network of glimpses changes in timm's configuration of its backbone.
+def glimpse_config(config: Mapping[str, Any], *, size: int | None = None, glimpses: int = GLIMPSES) -> dict[str, Any]:
+    """Changes that a glimpse network makes to timm's configuration of its backbone.
 
     Args:
-        config: of the backbone.
-        size: side of a crop; that of the backbone's own images unless given.
-        glimpses: how many crops there are of an image.
+        config: configuration of the backbone.
+        size: side of a crop; by default that of the backbone's own images.
+        glimpses: number of crops per image.
 
-    >>> changes = around({"architecture": "resnet50", "input_size": (3, 224, 224), "classifier": "fc"})
+    >>> changes = glimpse_config({"architecture": "resnet50", "input_size": (3, 224, 224), "classifier": "fc"})
     >>> changes["architecture"], changes["input_size"], changes["classifier"]
     ('glimpse_resnet50', (3, 448, 448), 'backbone.fc')
     """
@@ -101,12 +102,12 @@ def around(config: Mapping[str, Any], *, size: int | None = None, glimpses: int 
         "test_input_size": None,
         "min_input_size": (channels, least, least),
         "pool_size": None,
-        "classifier": _inside(config.get("classifier")),
-        "first_conv": _inside(config.get("first_conv")),
+        "classifier": _in_backbone(config.get("classifier")),
+        "first_conv": _in_backbone(config.get("first_conv")),
     }
 
 
-def _inside(names: Any) -> Any:
+def _in_backbone(names: Any) -> Any:
     if isinstance(names, tuple | list):
-        return tuple(_inside(name) for name in names)
+        return tuple(_in_backbone(name) for name in names)
     return f"backbone.{names}" if names else names

@@ -9,12 +9,12 @@ Mnih et al., *Recurrent Models of Visual Attention*, NeurIPS 2014, https://arxiv
 
 and the classes are read from the last state, :math:`W_a h_T`. Here ρ is the retina (:mod:`visattn.hard.sensor`), W_ρ
 ``what``, W_ℓ ``where``, W_g1 ``what_out``, W_g2 ``where_out``, W_h ``recur``, W_x ``update``, W_l ``locator``, W_a
-``head``; ``baseline`` guesses the reward from :math:`h_{t-1}`.
+``head``; ``baseline`` predicts the reward from :math:`h_{t-1}`.
 
-The cross-entropy trains all but the locator and the baseline. These read the state without changing it: the locator
-learns by REINFORCE (:mod:`visattn.policy`), with reward one for a right answer.
+The cross-entropy trains everything but the locator and the baseline, which read the state without passing gradients to
+it: the locator learns by REINFORCE (:mod:`visattn.policy`), with reward one for a correct answer.
 
-Differences from the paper: the first location is learned too (from :math:`h_0 = 0`), not drawn anywhere.
+Differences from the paper: the first location is also learned (from :math:`h_0 = 0`), not drawn at random.
 
 >>> import torch
 >>> model = RAM(num_classes=10, glimpses=6, size=8)
@@ -46,10 +46,10 @@ FEATURES = 128  # of what a glimpse shows, and of where it is
 
 
 class RAM(DecisionModule):
-    """Looks at T places of an image, one after the other, and answers.
+    """Look at T places of an image, one after the other, then classify it.
 
-    In evaluation mode it looks where it most wants to, or, with several samples, draws as many paths and averages the
-    answers; the same images give the same answer.
+    In evaluation mode it follows the mean of the policy or, with several samples, draws that many paths and averages
+    the answers; the same images give the same answer.
 
     Args:
         num_classes: at least two.
@@ -60,8 +60,8 @@ class RAM(DecisionModule):
         hidden: width of the state.
         sigma: standard deviation of a location around where the locator points.
         samples: paths per image in evaluation mode; one goes without noise.
-        policy: ``learned``, or ``random`` for locations drawn anywhere, to compare with.
-        policy_weight: of REINFORCE in the loss.
+        policy: ``learned``, or ``random`` for uniformly drawn locations, as a baseline.
+        policy_weight: weight of REINFORCE in the loss.
     """
 
     @checked
@@ -92,7 +92,7 @@ class RAM(DecisionModule):
             if value < 1:
                 raise ValueError(f"ram needs {name} of at least one, got {value}")
         if num_classes < 2:
-            raise ValueError(f"ram needs two or more classes to tell apart, got {num_classes}")
+            raise ValueError(f"ram needs two or more classes, got {num_classes}")
         if not sigma > 0:
             raise ValueError(f"ram needs sigma above zero, got {sigma}: without noise it never tries another place")
         if policy not in get_args(Policy):
@@ -112,11 +112,11 @@ class RAM(DecisionModule):
         self.head = nn.Linear(hidden, num_classes)
 
     def get_classifier(self) -> nn.Linear:
-        """The layer that gives the logits."""
+        """Classification layer."""
         return self.head
 
     def reset_classifier(self, num_classes: int) -> None:
-        """A new classifier for another number of classes."""
+        """Replace the classifier for another number of classes."""
         self.num_classes = num_classes
         self.head = nn.Linear(self.num_features, num_classes).to(self.head.weight)
 
@@ -133,13 +133,13 @@ class RAM(DecisionModule):
         return answers.logsumexp(0) - math.log(self.samples)
 
     def fixations(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Where it looks, (B, T, 2) as (x, y), and height and width of a glimpse in pixels; without noise."""
+        """Return where it looks without noise, (B, T, 2) as (x, y), and a glimpse's (height, width) in pixels."""
         self._check(images)
         noise = None if self.policy == "learned" else self._noise(images, 1)
         return self._look(images, noise)[1], (self.size, self.size)
 
     def along(self, images: Tensor, path: Tensor) -> Tensor:
-        """Logits (B, classes) after looking at given places (B, T, 2)."""
+        """Logits (B, classes) after looking at the given places (B, T, 2)."""
         state = images.new_zeros(len(images), self.num_features)
         for location in path.unbind(1):
             state = self._step(images, location, state)
@@ -154,7 +154,7 @@ class RAM(DecisionModule):
             raise TypeError(f"ram takes images of floating-point numbers, got {images.dtype}")
 
     def _noise(self, images: Tensor, samples: int | None = None) -> Tensor:
-        """What chance adds, (B, T, 2): drawn anew in training, or the same for every call with a number of samples."""
+        """Noise (B, T, 2): drawn anew in training, fixed for a given number of samples in evaluation."""
         if samples is None:
             generator, count, device = None, len(images), images.device
         else:
@@ -167,7 +167,7 @@ class RAM(DecisionModule):
         return noise.to(images.device, non_blocking=True)
 
     def _look(self, images: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Decision | None]:
-        """The last state, where it looked, and what was decided."""
+        """Run all glimpses; returns the last state, the locations, and the decision."""
         state = images.new_zeros(len(images), self.num_features)
         path, log_probs, expected = [], [], []
         for step in range(self.glimpses):
@@ -189,7 +189,7 @@ class RAM(DecisionModule):
         return state, torch.stack(path, 1), decision
 
     def _step(self, images: Tensor, location: Tensor, state: Tensor) -> Tensor:
-        """The state after one more glimpse."""
+        """State after one more glimpse."""
         seen = glimpse(images, location[:, None], size=self.size, scales=self.scales).flatten(1)
         what = self.what_out(F.relu(self.what(seen)))
         where = self.where_out(F.relu(self.where(location.to(images.dtype))))

@@ -7,13 +7,14 @@ r"""Where to look in a large image, decided from a small copy of it.
 
 where f is ``features``, a few strided convolutions, and w is ``score``. Training draws G crops one by one without
 replacement; evaluation takes the G best. The choice learns by REINFORCE (:mod:`visattn.policy`): no gradient
-runs from the crops into their places. ``baseline`` guesses the reward from the pooled features without changing them.
+runs from the crops into their positions. ``baseline`` predicts the reward from the pooled features, without passing
+gradients to them.
 
-**Which crops there are.** All lie wholly inside the image and begin at whole pixels, so that a crop is a copy of what
-is there. Along each side they begin at both ends and, evenly spread, at most half a crop apart (:func:`starts`). So
-every pixel can be seen, and whatever is no larger than half a crop lies wholly in one of them. Finer steps would mostly
-show the same again: neighbours share half their width, and more only where the room in the image is no multiple of half
-a crop. Neighbours may both be chosen, since what matters can be larger than one crop.
+**Candidate crops.** All lie entirely inside the image and start at whole pixels, so a crop is an exact copy. Along each
+side they start at both ends and, evenly spaced, at most half a crop apart (:func:`starts`). So every pixel can be seen,
+and anything no larger than half a crop lies entirely inside one of them. Finer steps would mostly repeat the same
+content: neighbours share half their width, or more where the free space is not a multiple of half a crop. Neighbours
+may both be chosen, since an object can be larger than one crop.
 
 >>> import torch
 >>> scout = Scout(size=224, glimpses=4).eval()
@@ -44,17 +45,17 @@ GLIMPSES = 4
 
 
 class Scout(DecisionModule):
-    """Chooses G crops of an image from a copy of at most about ``overview`` pixels.
+    """Choose G crops of an image from a copy of at most about ``overview`` pixels.
 
     Args:
         in_chans: channels of the images.
         size: side of a crop in pixels.
         glimpses: G.
         overview: longer side of the small copy.
-        policy: ``learned``, or ``random`` for crops drawn anywhere, to compare with; these are the same for the same
-            images in evaluation mode.
-        policy_weight: of REINFORCE in the loss.
-        entropy_weight: of the entropy in the loss.
+        policy: ``learned``, or ``random`` for uniformly drawn crops, as a baseline; in evaluation mode these are the
+            same for the same images.
+        policy_weight: weight of REINFORCE in the loss.
+        entropy_weight: weight of the entropy in the loss.
     """
 
     @checked
@@ -93,12 +94,12 @@ class Scout(DecisionModule):
         return self.locations(images, sample=self.training)
 
     def locations(self, images: Tensor, *, sample: bool) -> Tensor:
-        """The same, drawn or not."""
+        """Centres of the crops, sampled or not."""
         height, width = images.shape[-2:]
         if self.size > min(height, width):
             raise ValueError(
                 f"a glimpse of {self.size} x {self.size} pixels does not fit into an image of {height} x {width}: "
-                "take a smaller glimpse_size, or larger images"
+                "use a smaller glimpse_size, or larger images"
             )
         dtype = torch.promote_types(images.dtype, torch.float32)
         tops, lefts = (starts(side, self.size, device=images.device).to(dtype) for side in (height, width))
@@ -106,7 +107,7 @@ class Scout(DecisionModule):
         if self.glimpses > count:
             raise ValueError(
                 f"{self.glimpses} glimpses are more than the {count} that an image of {height} x {width} pixels has "
-                f"room for at {self.size} x {self.size}: take fewer or smaller ones, or larger images"
+                f"room for at {self.size} x {self.size}: use fewer or smaller ones, or larger images"
             )
         if self.policy == "learned":
             chosen = self._decide(images, tops, lefts, sample)  # (B, G)
@@ -153,7 +154,7 @@ def starts(length: int, size: int, *, device: torch.device | None = None) -> Ten
 
 
 def smallest(size: int, glimpses: int) -> int:
-    """Side of the smallest square image that has room for so many crops.
+    """Side of the smallest square image that has room for this many crops.
 
     >>> smallest(224, 1), smallest(224, 4), smallest(224, 9)
     (224, 225, 337)
@@ -173,7 +174,7 @@ def small_size(height: int, width: int, overview: int) -> tuple[int, int]:
 
 
 def shares(begins: Tensor, size: int, length: int, cells: int) -> Tensor:
-    """(N, cells): which share of each of N crops lies in each of the equal cells of a side.
+    """Fraction of each of N crops that lies in each of the equal cells of a side, (N, cells).
 
     >>> shares(torch.tensor([0.0, 2.0]), 4, 8, 4)
     tensor([[0.5000, 0.5000, 0.0000, 0.0000],

@@ -1,6 +1,6 @@
 """A retina: sharp in the middle, coarse around it (Mnih et al. 2014, https://arxiv.org/abs/1406.6247).
 
-**Where a location is.** Everywhere in visattn a location is (x, y) with both in [-1, 1]: x runs from the left edge of
+**Locations.** Everywhere in visattn, a location is (x, y) with both in [-1, 1]: x runs from the left edge of
 the image (-1) to its right edge (1), y from its upper edge (-1) to its lower edge (1); (0, 0) is the middle.
 """
 
@@ -12,16 +12,16 @@ from torch import Tensor
 
 
 def glimpse(images: Tensor, locations: Tensor, *, size: int, scales: int = 1) -> Tensor:
-    """Patches around locations, each scale twice as wide as the one before and averaged down to the same size.
+    """Extract patches around locations, each scale twice as wide as the previous one and averaged to the same size.
 
-    One call of ``grid_sample`` for all images, locations and scales. A location between pixels is interpolated; what
-    lies outside the image is zero.
+    All images, locations and scales take one call of ``grid_sample``. Locations between pixels are interpolated;
+    outside the image there are zeros.
 
     Args:
         images: (B, C, H, W).
         locations: (B, G, 2), the centres as (x, y).
         size: side of the smallest patch in pixels, and of every patch afterwards.
-        scales: how many patches there are around a location.
+        scales: number of patches around each location.
 
     Returns:
         (B, G, scales, C, size, size).
@@ -34,7 +34,7 @@ def glimpse(images: Tensor, locations: Tensor, *, size: int, scales: int = 1) ->
     if size < 1 or scales < 1:
         raise ValueError(f"a glimpse needs size and scales of at least one, got {size} and {scales}")
     height, width = images.shape[-2:]
-    dtype = torch.promote_types(images.dtype, torch.float32)  # half precision cannot tell the pixels of a large image
+    dtype = torch.promote_types(images.dtype, torch.float32)  # half precision cannot resolve pixels of a large image
     sides = [size * 2**scale for scale in range(scales)]
     x, y = torch.cat([_offsets(side, images.device, dtype) for side in sides]).unbind(-1)  # (P,), in pixels
     points = torch.stack([x * (2 / width), y * (2 / height)], -1)  # (P, 2)
@@ -51,3 +51,21 @@ def _offsets(side: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """(x, y) of the pixels of a square from its centre, row by row."""
     line = torch.arange(side, device=device, dtype=dtype) - (side - 1) / 2
     return torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).flatten(0, 1)
+
+
+def coverage(points: Tensor, size: tuple[float, float], image: tuple[int, int]) -> Tensor:
+    """How many glimpses the centre of each pixel lies in, (B, H, W).
+
+    Args:
+        points: (B, T, 2), the centres of the glimpses.
+        size: height and width of a glimpse in pixels.
+        image: height and width of the image.
+
+    >>> coverage(torch.tensor([[[-0.5, -0.5], [0.0, 0.0]]]), (2, 2), (4, 4))[0, 1]
+    tensor([1., 2., 1., 0.])
+    """
+    (height, width), (rows, columns) = size, image
+    x, y = (points[..., 0] + 1) / 2 * columns, (points[..., 1] + 1) / 2 * rows  # (B, T)
+    near_x = ((torch.arange(columns) + 0.5) - x[..., None]).abs() <= width / 2  # (B, T, W)
+    near_y = ((torch.arange(rows) + 0.5) - y[..., None]).abs() <= height / 2  # (B, T, H)
+    return torch.einsum("bth,btw->bhw", near_y.float(), near_x.float())

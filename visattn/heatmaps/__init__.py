@@ -1,18 +1,22 @@
-"""Model and image to heatmap."""
+"""Heatmaps: what a model looks at in an image."""
 
-from visattn.heatmaps.cam import grad_cam, look_at
 from visattn.heatmaps.capture import Maps, capture
+from visattn.heatmaps.explaining import attention_heads, explain, list_methods, relate
 from visattn.heatmaps.explanation import Explanation
-from visattn.heatmaps.glimpses import HasFixations, on_mask
-from visattn.heatmaps.methods import METHODS, attention_heads, explain, list_methods, relate
-from visattn.heatmaps.watch.passes import Missed
+from visattn.heatmaps.methods import METHODS, register_method
+from visattn.heatmaps.methods.cam import grad_cam, look_at
+from visattn.heatmaps.methods.glimpses import HasFixations, on_mask
+from visattn.heatmaps.request import MethodResult, Request
+from visattn.heatmaps.watch.passes import MissedAttention
 
 __all__ = [
     "METHODS",
     "Explanation",
     "HasFixations",
     "Maps",
-    "Missed",
+    "MethodResult",
+    "MissedAttention",
+    "Request",
     "attention_heads",
     "capture",
     "explain",
@@ -20,5 +24,6 @@ __all__ = [
     "list_methods",
     "look_at",
     "on_mask",
+    "register_method",
     "relate",
 ]

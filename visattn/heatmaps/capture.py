@@ -1,4 +1,4 @@
-"""Every attention matrix of a forward pass."""
+"""Capture every attention matrix of a forward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from visattn.core.arguments import whole
 from visattn.heatmaps.watch.calls import Call, Unfused
-from visattn.heatmaps.watch.exactness import exactly
+from visattn.heatmaps.watch.exactness import full_precision
 from visattn.heatmaps.watch.interception import intercepting
 from visattn.heatmaps.watch.passes import computes_attention, layer_names
 from visattn.registry import suggest
@@ -23,12 +23,12 @@ class Maps(Mapping[str, Tensor]):
 
     Each is (..., queries, keys) as the layer has it: (B, heads, N, N) in a plain transformer, with windows beside the
     batch or the heads in others. A module that attends more than once has names with numbers: ``attn``, ``attn#2``.
-    They are no part of the model's graph; :meth:`gradients` has what one would differentiate them for.
+    They are detached from the model's graph; :meth:`gradients` gives derivatives with respect to them.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: LayerChoice) -> None:
         self._wanted = wanted
-        self._names: list[str] = []  # of all layers, also of those that nobody asked for
+        self._names: list[str] = []  # of all layers, requested or not
         self._calls: dict[str, Call] = {}
         self._weights: dict[str, Tensor] = {}
 
@@ -42,7 +42,7 @@ class Maps(Mapping[str, Tensor]):
         sure = self._wanted.chooses(name, number)
         if sure or self._wanted.last:
             self._calls[name] = call
-        if sure or (self._wanted.last and isinstance(call, Unfused)):  # whose weights a model may write over
+        if sure or (self._wanted.last and isinstance(call, Unfused)):  # whose weights the model may overwrite
             self._form(name)
         if self._wanted.last and number >= self._wanted.last:
             old = self._names[number - self._wanted.last]
@@ -53,19 +53,19 @@ class Maps(Mapping[str, Tensor]):
     def _form(self, name: str) -> Tensor:
         if name not in self._weights:
             call = self._calls[name]
-            with exactly(call.output.device):
+            with full_precision(call.output.device):
                 weights = call.weights()
             own = weights.untyped_storage()._cdata != call.leaf().untyped_storage()._cdata
             self._weights[name] = weights if own else weights.detach().clone()
         return self._weights[name]
 
     def _begin(self, reported: int) -> None:
-        """Forget everything but the last reports."""
+        """Drop everything but the last reports."""
         self._names = self._names[len(self._names) - reported :]
         self._keep(self._names)
 
     def _end(self) -> None:
-        """Forget layers that might have been wanted; raise if a wanted one was not there."""
+        """Drop layers that turned out not to be requested; raise if a requested one did not occur."""
         self._keep(self._shown())
         self._wanted.check(self._names)
 
@@ -94,9 +94,9 @@ class Maps(Mapping[str, Tensor]):
         return f"Maps({', '.join(shapes)})"
 
     def gradients(self, score: Tensor) -> dict[str, Tensor]:
-        """The derivative of a number with respect to every map, by name.
+        """The derivative of a scalar with respect to every map, by name.
 
-        It is exact with fused attention too, where the maps are not part of the model's graph.
+        It is exact for fused attention too, where the maps are not part of the model's graph.
         """
         calls = {name: self._calls[name] for name in self}
         leaves = [call.leaf() for call in calls.values()]
@@ -107,19 +107,19 @@ class Maps(Mapping[str, Tensor]):
                     "images or weights that require gradients, and without reentrant checkpointing"
                 )
         found = torch.autograd.grad(score, leaves, retain_graph=True, allow_unused=True)
-        with exactly(score.device):
+        with full_precision(score.device):
             return {
                 name: torch.zeros_like(self[name]) if gradient is None else call.gradient(gradient)
                 for (name, call), gradient in zip(calls.items(), found, strict=True)
             }
 
 
-class Wanted:
-    """Which layers to keep; all of them unless told.
+class LayerChoice:
+    """Which layers to keep; all by default.
 
     Args:
         layers: names, patterns or numbers.
-        model: that has them; a name or pattern that fits none of its modules raises.
+        model: whose layers they are; a name or pattern that matches none of its modules raises.
     """
 
     def __init__(self, layers: str | int | Sequence[str | int] | None, model: nn.Module) -> None:
@@ -128,7 +128,7 @@ class Wanted:
         self.layers = None if layers is None else [_plain(each) for each in layers]
         if self.layers is not None and not self.layers:
             raise ValueError("layers is empty: name at least one, or leave it out to keep all")
-        self.last = 0  # how many at the end may be wanted by number
+        self.last = 0  # how many of the last layers may be requested by a negative number
         modules = layer_names(model)
         for each in self.layers or []:
             if isinstance(each, bool) or not isinstance(each, str | int):
@@ -142,15 +142,15 @@ class Wanted:
                     raise ValueError(f"unknown attention layer {each!r}: {suggest(plain, likely or modules.values())}")
 
     def chooses(self, name: str, number: int, total: int | None = None) -> bool:
-        """Whether to keep a layer, the so-and-so-many-th of a pass; numbers from behind need to know of how many."""
+        """Whether to keep a layer, given its number in the pass; a negative request also needs the total."""
         if self.layers is None:
             return True
-        return any(_is(each, name, number, total) for each in self.layers)
+        return any(_matches(each, name, number, total) for each in self.layers)
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise if something was wanted that a pass through these layers did not have."""
+        """Raise if a requested layer did not occur in a pass through these layers."""
         for each in self.layers or []:
-            if any(_is(each, name, number, len(names)) for number, name in enumerate(names)):
+            if any(_matches(each, name, number, len(names)) for number, name in enumerate(names)):
                 continue
             if isinstance(each, int):
                 raise ValueError(f"the model has {len(names)} attention layers, numbered from 0; there is no {each}")
@@ -162,7 +162,7 @@ def _plain(layer: str | int) -> str | int:
     return layer if number is None else number
 
 
-def _is(wanted: str | int, name: str, number: int, total: int | None) -> bool:
+def _matches(wanted: str | int, name: str, number: int, total: int | None) -> bool:
     if isinstance(wanted, str):
         return fnmatchcase(name, wanted)
     return number == wanted or (total is not None and number - total == wanted)
@@ -174,7 +174,7 @@ def capture(model: nn.Module, layers: str | int | Sequence[str | int] | None = N
 
     The output does not change, fused attention stays on, and nothing of the model is touched; passes of other threads
     through the same model are neither seen nor disturbed. A layer with attention that ran but could not be seen raises
-    :class:`Missed`. A compiled model runs as it was written.
+    :class:`MissedAttention`. A compiled model runs as it was written.
 
     A pass begins with a call of the model. Instead of the model, a method of it (``model.forward_features(x)``) or some
     of its modules may be called (``model.blocks[0](x)``); such calls together make one pass, until a layer attends that
@@ -201,7 +201,7 @@ def capture(model: nn.Module, layers: str | int | Sequence[str | int] | None = N
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"capture watches a model, an nn.Module, got {type(model).__name__}")
-    maps = Maps(Wanted(layers, model))
+    maps = Maps(LayerChoice(layers, model))
     ran = False
 
     def begin(reported: int) -> None:

@@ -1,4 +1,4 @@
-"""A heatmap with all that is known about it."""
+"""A heatmap and everything known about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-MAKER = "visattn.explain"  # as a manifest says it
+MAKER = "visattn.explain"  # as a manifest names it
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Explanation:
     Args:
         heatmap: (B, H, W) in [0, 1] at the resolution of the images.
         raw: (B, h, w), the method's own numbers at its own resolution.
-        method: by which it was made.
-        target: the class of every image that it is about; None if the model has no classes.
+        method: the method that made it.
+        target: the class that it explains, for every image; None if the model has no classes.
         layers: the modules that it comes from, in order.
-        probability: what the model gave to each target; None if it has no classes, or only one.
+        probability: the model's probability for each target; None if it has no classes, or only one.
         classes: names of all classes, if they are known.
         of_class: whether the method is about the target, or the same for all classes.
         images: (B, C, H, W) in [0, 1], for pictures.
-        frames: the heatmap after each layer, if that was asked for.
+        frames: the heatmap after each layer, if requested.
         extra: what else a method found: ``channels``, ``relations``, ``fixations``.
     """
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from visattn.heatmaps.affinities import Affinities
+from visattn.heatmaps.explaining import attention_heads, explain, relate
 from visattn.heatmaps.explanation import Explanation
-from visattn.heatmaps.gates import Affinities
-from visattn.heatmaps.methods import attention_heads, explain, relate
 from visattn.heatmaps.request import class_scores
 from visattn.heatmaps.targets import class_names, number_of_classes
 from visattn.listing import evenly
@@ -24,12 +24,12 @@ from visattn.report.views import Channels, Finding, Fixations, Heatmap, Relation
 if TYPE_CHECKING:
     from visattn.data.preparation import Preparation
 
-LAYERS = 12  # whose relations are shown
+LAYERS = 12  # the most whose relations are shown
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be found out about every image.
+    """What to find out about every image.
 
     Args:
         methods: that fit the model.
@@ -46,7 +46,7 @@ class Question:
 
 
 class Examiner:
-    """Puts one question to a model, batch by batch.
+    """Put one question to a model, batch by batch.
 
     Args:
         model: in evaluation mode.
@@ -70,18 +70,18 @@ class Examiner:
         self.failures: dict[str, str] = {}
 
     def _name(self, index: int) -> str:
-        """The first of the names of a class, or its number."""
+        """The first name of a class, or its number."""
         return str(index) if self.classes is None else self.classes[index].split(",")[0]
 
     def _label(self, index: int | None, probability: float | None = None) -> str:
-        """A class in a picture, where a mere number would look like a part of the probability."""
+        """A class as a picture shows it, where a bare number would look like part of the probability."""
         if index is None:
             return ""
         name = self._name(index)
         return with_probability(f"class {name}" if name.isdecimal() else name, probability)
 
     def _said(self, probabilities: Tensor | None) -> dict[str, Any]:
-        """What the manifest has of an image; a model with one class gives no probability."""
+        """What the manifest says about an image; a model with one class gives no probability."""
         predicted = None if probabilities is None else int(probabilities.argmax())
         target = predicted if self.target is None else self.target
         said: dict[str, Any] = {}
@@ -93,7 +93,7 @@ class Examiner:
         return said
 
     def examine(self, names: Sequence[str], images: Sequence[NDArray[np.uint8]]) -> list[Finding]:
-        """All that is asked, for some images (H, W, 3)."""
+        """Answer the question for a few images (H, W, 3)."""
         question = self.question
         x = self.preparation.batch(images).to(next(self.model.parameters()).device)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The model and the images that a method is given: checked, unwrapped, as a batch; and as a person sees them."""
+"""Check and unwrap the model, make a batch of the images, and make the batch displayable again."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from visattn.listing import times
-from visattn.modules import why_refused
-
-PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+from visattn.modules import underlying, why_refused
 
 
-def as_written(model: nn.Module) -> nn.Module:
-    """The module inside what ``torch.compile`` or a wrapper for training on many devices returns."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"a network is needed, got {type(model).__name__}")
+def inspectable(model: nn.Module) -> nn.Module:
+    """The network to look into, without what compilation or training on many devices put around it."""
+    model = underlying(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError("a scripted or traced network cannot be looked into: give the network from before torch.jit")
-    inner = model.module if isinstance(model, PARALLEL) else getattr(model, "_orig_mod", model)
-    if isinstance(inner, nn.Module) and inner is not model:
-        return as_written(inner)
     if any(parameter.is_inference() for parameter in model.parameters()):
         raise ValueError(
             "the model was built inside torch.inference_mode(), so that nothing can be differentiated: build it outside"
@@ -31,7 +25,7 @@ def as_written(model: nn.Module) -> nn.Module:
 
 
 def as_batch(model: nn.Module, x: Tensor) -> Tensor:
-    """(B, C, H, W) on the model's device and of its type."""
+    """The images as (B, C, H, W), on the model's device and of its type."""
     got = type(x).__name__
     if isinstance(x, Tensor):
         dense = x.layout is torch.strided and not x.is_nested
@@ -50,7 +44,7 @@ def as_batch(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def displayable(model: nn.Module, images: Tensor) -> Tensor:
-    """(B, C, H, W) in [0, 1], for a person: normalisation undone as far as it is known."""
+    """The images in [0, 1], for people: normalisation undone as far as it is known."""
     images = images.detach().float().cpu()
     config = getattr(model, "pretrained_cfg", None) or {}
     mean, std = config.get("mean"), config.get("std")
@@ -63,7 +57,7 @@ def displayable(model: nn.Module, images: Tensor) -> Tensor:
 
 @contextmanager
 def refusals_explained(model: nn.Module, images: Tensor, advice: str = "") -> Iterator[None]:
-    """When something fails because the model does not take these images at all, say that instead."""
+    """If something fails because the model does not accept these images at all, say that instead."""
     try:
         yield
     except Exception as error:

@@ -3,10 +3,10 @@ r"""How much of each patch is in each token, carried from layer to layer.
 .. math:: R_q \leftarrow R_q + E R_k
 
 :math:`R` has a row for every token that is alive and a column for every source: patches of the first layer with
-attention, and learnt tokens. One such matrix is kept, whatever the number of layers. Windows are multiplied one by one;
-where a network pools its tokens, their rows are averaged; keys that were pooled for one layer only are averages of the
-rows they were pooled from. Sources are summed in squares where there are very many, which changes nothing but the
-resolution. Convolutions between layers are taken to be local.
+attention, and learnt tokens. Only one such matrix is kept, however many layers there are. Windows are multiplied one by
+one. Where a network pools its tokens, their rows are averaged; keys that were pooled for one layer only are averages of
+the rows they were pooled from. If there are very many sources, neighbouring ones are merged, which changes nothing but
+the resolution. Convolutions between layers are assumed to be local.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from visattn.heatmaps.watch.cache import on_device
-from visattn.heatmaps.watch.geometry import Geometry, Grid, Layer, Tokens
+from visattn.heatmaps.watch.layers import Geometry, Grid, Layer, Tokens
 
 MOST_SOURCES = 1600
+AT_ONCE = 2**20  # numbers of which a second copy weighs little
 Learnt: TypeAlias = tuple[int, int]
 
 
@@ -47,29 +48,36 @@ class Propagation:
         self.latest: Grid | None = None
         self.open: tuple[Tokens, Tensor] | None = None  # (B, windows, N, sources) of the last queries, not yet filed
 
-    def add(self, layer: Layer, fused: Iterable[Tensor]) -> None:
-        """Go through a layer.
+    def add(self, layer: Layer, fused: Callable[[], Iterable[Tensor]]) -> None:
+        """Propagate through a layer, in place; if there is a lot to propagate, one half of the sources at a time.
 
         Args:
             layer: whose keys are patches or learnt tokens.
-            fused: (B, windows, rows, Nk), one map for all heads, not negative, in pieces of some rows each.
+            fused: gives (B, windows, rows, Nk), one map for all heads, not negative, in pieces of some rows each.
         """
-        new: Tensor | None = None
-        start = 0
-        for piece in fused:
-            piece = without_padding(piece, layer.keys, self.normalised)
-            if new is None:
-                own = self._gather(layer.queries, piece)
-                keys = own if layer.keys is layer.queries else self._gather(layer.keys, piece, near=layer.queries.grid)
-                new = torch.empty_like(own, memory_format=torch.contiguous_format)
-            rows = slice(start, start + piece.shape[2])
-            start = rows.stop
-            some = new.flatten(0, 1)[:, rows]
-            torch.baddbmm(own.flatten(0, 1)[:, rows], piece.flatten(0, 1), keys.flatten(0, 1), out=some)
-            if self.normalised:
-                some /= piece.flatten(0, 1).sum(-1, keepdim=True) + 1
-        assert new is not None
-        self.open = layer.queries, new
+        own: Tensor | None = None
+        done, sources = 0, self._sources()
+        while done < sources:
+            start = 0
+            for piece in fused():
+                piece = without_padding(piece, layer.keys, self.normalised)
+                if own is None:
+                    own = self._gather(layer.queries, piece)
+                    keys = own if layer.keys is layer.queries else self._gather(layer.keys, piece, layer.queries.grid)
+                    step = sources if own.numel() <= AT_ONCE else -(-sources // 2)
+                if start == 0:
+                    some = slice(done, done + step)
+                    before = keys[..., some].flatten(0, 1).clone(memory_format=torch.contiguous_format)
+                    now = own.view(-1, *own.shape[2:])[..., some]  # (B windows, Nq, some)
+                rows = now[:, start : start + piece.shape[2]]
+                start += piece.shape[2]
+                rows.baddbmm_(piece.flatten(0, 1), before)
+                if self.normalised:
+                    rows /= piece.flatten(0, 1).sum(-1, keepdim=True) + 1
+            done += step
+            del before  # the next half needs the room
+        assert own is not None
+        self.open = layer.queries, own
         self.latest = layer.queries.grid or self.latest
 
     def readout(self) -> Tensor:
@@ -159,7 +167,7 @@ class Propagation:
         return start.scatter_(1, cells[:, None], 1).expand(len(like), -1, -1)
 
     def _file(self) -> None:
-        """Put the rows of the last queries to where they are found."""
+        """File the rows of the last queries under their tokens."""
         if self.open is None:
             return
         (tokens, rows), self.open = self.open, None
@@ -188,7 +196,7 @@ class Propagation:
 
 
 def without_padding(fused: Tensor, keys: Tokens, normalised: bool) -> Tensor:
-    """Weights on padding are shared out among the others, or dropped."""
+    """Redistribute the weight on padding over the other keys, or drop it."""
     if keys.padding is None:
         return fused
     kept = fused.masked_fill(on_device(keys.padding, fused.device)[:, None], 0)
@@ -200,7 +208,7 @@ def _area(grid: Grid) -> int:
 
 
 def _coarser(grid: Grid) -> Grid:
-    """The grid, or so many patches joined that there are not too many."""
+    """The grid, with neighbouring patches merged until there are few enough."""
     joined = 1
     while -(-len(grid.rows) // joined) * -(-len(grid.columns) // joined) > MOST_SOURCES:
         joined += 1

@@ -21,8 +21,8 @@ class MethodResult:
     Args:
         maps: (B, height, width), not negative, at the method's own resolution.
         layers: the modules that it comes from, by name.
-        frames: the same after each layer, if that was asked for.
-        extra: what else a method found, such as gates, affinities or fixations.
+        frames: the same after each layer, if requested.
+        extra: anything else the method found, such as gates, affinities or fixations.
     """
 
     maps: Tensor
@@ -57,7 +57,7 @@ class Request:
         model: nn.Module | None = None,
         images: Tensor | None = None,
     ) -> None:
-        """One forward pass, of a wrapped model or on images that need gradients if these are given."""
+        """Run one forward pass; of another (wrapped) model, or on images that require gradients, if given."""
         with context or nullcontext():
             output = (model or self.model)(self.images if images is None else images)
         self._output = class_scores(self.model, output)
@@ -79,7 +79,7 @@ class Request:
 
 
 def class_scores(model: nn.Module, output: Any) -> Tensor | None:
-    """(B, classes): what a classifier returns, or the first part of it; None if the model has no classes.
+    """(B, classes): the output of a classifier, or its first part; None if the model has no classes.
 
     It has none if it says so (``num_classes=0``), or if it returns something else: features, a map, tokens.
     """
@@ -89,7 +89,7 @@ def class_scores(model: nn.Module, output: Any) -> Tensor | None:
     return output if is_vector and getattr(model, "num_classes", None) != 0 else None
 
 
-def matching(wanted: str, known: Mapping[str, T], kind: str) -> T:
+def entry_named(wanted: str, known: Mapping[str, T], kind: str) -> T:
     """An entry by name; an unknown one raises and names the closest."""
     if wanted not in known:
         raise ValueError(f"unknown {kind} {wanted!r}: {suggest(wanted, known)}")

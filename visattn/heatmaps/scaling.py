@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FINE = 7  # rows and columns that a map should have to say where something is
+FINE = 7  # the fewest rows and columns at which a map still says where something is
 
 
 def to_heatmap(maps: Tensor, size: tuple[int, int]) -> Tensor:
     """(B, H, W) in [0, 1]: resized, the smallest value of every image 0 and the largest 1.
 
-    A map without any differences says nothing: it is 0 everywhere.
+    A constant map carries no information: it becomes 0 everywhere.
 
     Args:
         maps: (B, height, width).

@@ -12,32 +12,33 @@ from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
 from visattn.heatmaps.request import class_scores
-from visattn.heatmaps.watch.cache import remembered
+from visattn.heatmaps.watch.cache import cached
+from visattn.listing import shown
 from visattn.registry import suggest
 
 Target: TypeAlias = int | str | Sequence[int | str] | Tensor | None
 
 
 def number_of_classes(model: nn.Module, images: Tensor) -> int:
-    """How many a model tells apart; 0 if it is no classifier: an encoder, a segmenter."""
+    """The number of classes of a model; 0 if it is not a classifier (an encoder, a segmenter)."""
 
     def count() -> int:
         with torch.no_grad():
             scores = class_scores(model, model(images[:1]))
         return 0 if scores is None else scores.shape[1]
 
-    return remembered(model, images, "classes", count)
+    return cached(model, images, "classes", count)
 
 
 def class_names(number: int, model: nn.Module | None = None) -> tuple[str, ...] | None:
-    """The names that a model knows of its classes, or those of ImageNet, if there are as many."""
+    """The class names stored with a model, or ImageNet's if the number of classes matches."""
     config = getattr(model, "pretrained_cfg", None) or {}
     own = tuple(config.get("label_names") or ())
     return own if len(own) == number > 0 else _imagenet(number)
 
 
 def check_names(classes: Sequence[str] | None) -> None:
-    """Names of classes are a list of texts, if they are given."""
+    """Raise unless class names, if given, are a list of strings."""
     if classes is None:
         return
     check_order(classes)
@@ -47,7 +48,7 @@ def check_names(classes: Sequence[str] | None) -> None:
 
 
 def check_order(classes: object) -> None:
-    """Names stand in the order of the classes: not in a set, and not in what can be read only once."""
+    """Raise unless class names have an order and can be read more than once: no set, no iterator."""
     unordered = isinstance(classes, str | bytes | Mapping | Set)
     if unordered or not isinstance(classes, Sized) or not isinstance(classes, Iterable):
         raise TypeError(f"classes is a list of names, got {classes!r}")
@@ -62,10 +63,10 @@ def _imagenet(number: int) -> tuple[str, ...] | None:
 
 
 def class_index(name: str, classes: Sequence[str] | None) -> int:
-    """A class by its name, by one of its synonyms, or by its number written out."""
+    """The index of a class, given its name, one of its synonyms, or its number as a string."""
     if not name.strip():
         raise ValueError("the name of the class is empty")
-    if name.isdecimal() and (classes is None or name not in classes):
+    if name.isdecimal() and len(name) < 100 and (classes is None or name not in classes):
         return int(name)
     if classes is None:
         raise ValueError(f"the class {name!r} cannot be found by name: give classes=, the names in order, or a number")
@@ -75,7 +76,7 @@ def class_index(name: str, classes: Sequence[str] | None) -> int:
         for synonym in dict.fromkeys([each, *each.split(",")]):
             synonyms.setdefault(synonym.strip().lower().replace("_", " "), []).append(index)
     if wanted not in synonyms:
-        raise ValueError(f"unknown class {name!r}: {suggest(name, [s for s in synonyms if s])}")
+        raise ValueError(f"unknown class {shown(name)}: {suggest(name, [s for s in synonyms if s])}")
     if len(synonyms[wanted]) > 1:
         numbers = " and ".join(map(str, synonyms[wanted]))
         raise ValueError(f"{name!r} is the name of classes {numbers}: give the number")

@@ -18,23 +18,25 @@ from torch import nn
 from visattn.blocks import block_info, list_blocks
 from visattn.blocks.base import RESERVED
 from visattn.core.arguments import whole
-from visattn.hard.glimpses import PREFIX, GlimpseNetwork, around
+from visattn.hard.glimpses import PREFIX, GlimpseNetwork, glimpse_config
 from visattn.hard.ram import RAM
 from visattn.hard.scout import Scout
-from visattn.models.attach import Init, attach_at, choose, survey_places
-from visattn.models.patch import PATCH_ATTENTION, swap_attention
+from visattn.listing import shown
+from visattn.models.arguments import ORIGIN, PLACEMENT
+from visattn.models.attach import Init, attach_at
+from visattn.models.places import choose, survey_places
 from visattn.models.resnet import BOUND, paper_places
-from visattn.models.saving.card import ORIGIN, PLACEMENT, shown
+from visattn.models.swapping import PATCH_ATTENTION, swap_attention
 from visattn.registry import suggest
 
-SHORT = {"resnet": "resnet18"}  # what a bare family name stands for
+SHORT = {"resnet": "resnet18"}  # the model that a bare family name stands for
 SCOUTING = ("glimpses", "overview", "policy", "policy_weight", "entropy_weight")  # options of the scout
 
-registered: set[str] = set()  # names that visattn itself has entered into timm's registry
+registered: set[str] = set()  # names that visattn itself has added to timm's registry
 
 
 def _taken() -> Iterator[tuple[str, str]]:
-    """Names that are somebody else's, alone or behind a model's, and whose."""
+    """Names that are taken, on their own or after the name of a model, and by what."""
     models = timm.list_models()
     yield from ((name, f"timm has a model {name!r}") for name in (*models, *SHORT))
     for name in models:
@@ -85,16 +87,16 @@ def model_config(name: str) -> PretrainedCfg | None:
     if not base.startswith(PREFIX):
         try:
             return timm.get_pretrained_cfg(base, allow_unregistered=True)
-        except RuntimeError:  # what stands behind the dot
+        except RuntimeError:  # the tag after the dot is unknown
             architecture, _, tag = base.partition(".")
             known = [each.partition(".")[2] for each in timm.list_pretrained(f"{architecture}.*")]
             raise ValueError(f"unknown weights {shown(tag)} of {architecture!r}: {suggest(tag, known)}") from None
     config = model_config(base.removeprefix(PREFIX))
-    return config and replace(config, **around(config.to_dict()))
+    return config and replace(config, **glimpse_config(config.to_dict()))
 
 
 def attentions() -> list[str]:
-    """Everything that can be asked for as ``attn``: the blocks, and the patch attentions for vision transformers."""
+    """All values of ``attn``: the blocks, and the patch attentions for vision transformers."""
     return sorted([*list_blocks(), *PATCH_ATTENTION])
 
 
@@ -111,14 +113,14 @@ def create_model(
 
     In a ResNet the block sits where its paper puts it (:mod:`visattn.models.resnet`), elsewhere behind every residual
     block, or every stage. Without pretrained weights it starts as in its paper. With pretrained weights it is
-    blended in by a gain of zero, so that the model computes exactly what the backbone does.
+    blended in with a gain of zero, so that the model computes exactly what the backbone does.
 
     Args:
         name: of a timm model, with or without ``_<attention>`` and ``.<weights>``.
         attn: a block, or a patch attention for vision transformers; see :func:`attentions`.
         pretrained: load the backbone's weights.
-        init: how the block starts, as in :func:`visattn.attach`; ``"identity"`` with pretrained weights and ``"paper"``
-            without, unless given.
+        init: how the block starts, as in :func:`visattn.attach`; by default ``"identity"`` with pretrained weights and
+            ``"paper"`` without.
         attn_options: for the block.
         **timm_kwargs: for ``timm.create_model``; for a ``glimpse_`` model also ``glimpses``, ``glimpse_size`` (the
             backbone's own size unless given) and the options of :class:`~visattn.hard.scout.Scout`.
@@ -141,7 +143,7 @@ def create_model(
     if attn is None and attn_options:
         raise ValueError(f"attn_options are given, but {full_name!r} names no attention")
     model_config(name)  # raises if there are no such weights
-    model = timm.create_model(name, pretrained=pretrained, **timm_kwargs)
+    model = _backbone(name, pretrained, timm_kwargs)
     _remember(model, name, timm_kwargs)
     if attn is None:
         return model
@@ -171,6 +173,24 @@ def create_model(
     )
 
 
+def _backbone(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> nn.Module:
+    """timm's model; whatever it cannot be built with is said in one line."""
+    for key, value in kwargs.items():
+        if key.endswith("_rate") and not (value is None or (isinstance(value, int | float) and 0 <= value <= 1)):
+            raise ValueError(f"{key} is a number from 0 to 1, got {value!r}")
+    if (size := kwargs.get("img_size")) is not None:
+        for side in size if isinstance(size, tuple | list) else (size,):
+            _count("img_size", side, 1)
+    try:
+        return timm.create_model(name, pretrained=pretrained, **kwargs)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split("Exception raised from")[0].split())
+        if pretrained and not isinstance(error, TypeError | AssertionError | LookupError | AttributeError):
+            raise  # the weights may not be there
+        given = {key: value for key, value in kwargs.items() if value is not None}
+        raise ValueError(f"{name!r} cannot be built with {shown(given)} ({reason[:200]})") from error
+
+
 def _check_arguments(name: Any, attn_options: Any) -> None:
     if not isinstance(name, str):
         raise TypeError(f"name is that of a model, such as 'resnet50_cbam', got {name!r}")
@@ -189,7 +209,7 @@ def _count(name: str, value: Any, least: int) -> int:
 
 
 def _remember(model: nn.Module, name: str, kwargs: Mapping[str, Any]) -> nn.Module:
-    """Let a model know how it was built, without its attention and apart from where its weights come from and go to."""
+    """Store in a model how it was built, without its attention and without where its weights came from."""
     built = {key: value for key, value in kwargs.items() if value is not None and key not in (*ORIGIN, *PLACEMENT)}
     model.built_with = {"name": name, **built}  # type: ignore[assignment]
     if not getattr(model, "pretrained_cfg", None):  # a model of the user's own: what all of timm's know of themselves

@@ -1,8 +1,8 @@
-"""Code of one's own, by name: ``--plugin my_file.py`` or ``--plugin my.module``.
+"""Plugins: code of your own, ``--plugin my_file.py`` or ``--plugin my.module``.
 
-This is the only way in which the commands import what did not come with visattn, and only a person's own hand opens it:
-no file that visattn reads, no card, no configuration and no checkpoint, can. What a plugin registers
-(``visattn.register_block``, ``timm.register_model``) are names like all others. A card notes which of them a model
+This is the only way for the commands to import code that did not come with visattn, and only the user can open it: no
+file that visattn reads (card, configuration or checkpoint) can. What a plugin registers (``visattn.register_block``,
+``visattn.register_method``, ``timm.register_model``) are names like any others. A card records which plugins a model
 needs, so that whoever opens it without them is told.
 """
 
@@ -33,7 +33,7 @@ OWN = (
     "torchvision",
     "functools",
     "builtins",
-)  # need no plugin, or say nothing
+)  # packages that need no plugin, or say nothing about where a name comes from
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Plugin:
         name: as it was given.
         module: its name in Python.
         sha256: of its file.
-        registers: blocks and models that it brought along.
+        registers: the blocks and models that it registered.
     """
 
     name: str
@@ -57,9 +57,9 @@ loaded: dict[str, Plugin] = {}  # by the name of the module
 
 
 def load_plugin(name: str) -> Plugin:
-    """Import a file (``my_file.py``) or a module that is installed (``my.module``); a second time does nothing.
+    """Import a file (``my_file.py``) or an installed module (``my.module``); a second time does nothing.
 
-    Whatever is wrong with it raises a ValueError of one line, with the line of the file.
+    Whatever is wrong with it raises a ValueError in one line that names the line of the file.
     """
     file = Path(name) if name.endswith(".py") or (name and Path(name).exists()) else None
     module = _module_of_file(name, file) if file is not None else _module_of_name(name)
@@ -70,7 +70,9 @@ def load_plugin(name: str) -> Plugin:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Overwriting .* in registry")  # timm would let a name change its meaning
             imported = _run(module, file) if file is not None else importlib.import_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, or whatever else a plugin makes of it
         raise ValueError(f"--plugin {name}: {_reason(error, module, file)}") from None
     source = getattr(imported, "__file__", None)
     digest = hashlib.sha256(Path(source).read_bytes() if source else b"").hexdigest()
@@ -110,7 +112,7 @@ def _module_of_name(name: str) -> str:
 
 
 def _run(module: str, file: Path) -> ModuleType:
-    """Import a file under its name, without a look at the folders of the import path."""
+    """Import a file under its name, without searching the import path."""
     spec = importlib.util.spec_from_file_location(module, file.resolve())
     assert spec is not None
     assert spec.loader is not None
@@ -146,7 +148,7 @@ def _reason(error: BaseException, module: str, file: Path | None) -> str:
 
 
 def needed_plugins(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Where those of the names come from that visattn and timm do not have by themselves, for a card."""
+    """For a card: where those names come from that are not visattn's or timm's own."""
     found: dict[str, dict[str, Any]] = {}
     for name in names:
         source = _source(name)
@@ -157,7 +159,7 @@ def needed_plugins(names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def check_plugins(card: Mapping[str, Any], source: str | Path) -> None:
-    """Raise if a model needs a plugin that is not there, and say which."""
+    """Raise if a model needs a plugin that is not loaded, and say which."""
     known = _registered()
     for plugin in card.get("plugins", ()):
         missing = [name for name in plugin["registers"] if name not in known]
@@ -174,7 +176,7 @@ def _listed(names: list[str]) -> str:
 
 
 def changed_plugins(card: Mapping[str, Any]) -> list[str]:
-    """Names of the plugins that are not what they were when the card was written."""
+    """Names of the plugins that have changed since the card was written."""
     now = {name: plugin.sha256 for plugin in loaded.values() for name in plugin.registers}
     return [
         each["name"]

@@ -25,7 +25,7 @@ from torch import nn
 from visattn.blocks import list_blocks
 from visattn.models.layout import Place
 from visattn.models.survey import Survey
-from visattn.models.wrapping import plain_name
+from visattn.models.wrapper import plain_name
 
 # Kernel sizes of the released ECA-Nets, by number of units in the four stages.
 ECA_RELEASED: dict[tuple[type[nn.Module], tuple[int, ...]], tuple[int, ...]] = {

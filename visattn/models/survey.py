@@ -1,8 +1,8 @@
-"""What places a network has where a block could sit, found by running it once on meta tensors.
+"""Find the places in a network where a block could go, by running it once on meta tensors.
 
-Nothing is computed and nothing is changed: it is a copy that runs, with stand-ins without storage for its parameters.
-(Some networks cache tensors in a forward pass, so the original must not be used.) Networks that cannot run on meta
-tensors are copied and run with their weights.
+Nothing is computed and nothing is changed: what runs is a copy whose parameters have no storage. (Some networks cache
+tensors in a forward pass, so the original must not be used.) Networks that cannot run on meta tensors are copied and
+run with their weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from visattn.hard.scout import Scout
 from visattn.models.layout import Layout, Place, recognise
-from visattn.models.wrapping import NAME, WRAPPED, attachments, plain_name, unwrapped
+from visattn.models.wrapper import NAME, WRAPPED, plain_name
+from visattn.models.wrapping import attachments, unwrapped
 from visattn.modules import sharing_copy, weightless_copy
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ SHORTCUT = frozenset(
 
 @dataclass
 class Visit:
-    """One module, as it was called; without its wrapper, if it has one."""
+    """One call of a module, without its wrapper if it has one."""
 
     name: str
     module: nn.Module
@@ -46,7 +47,7 @@ class Visit:
 
 @dataclass
 class Survey:
-    """All places of a network in the order in which they finish."""
+    """All places of a network, in the order in which the modules finish."""
 
     input_shape: tuple[int, ...]
     modules: dict[str, nn.Module]
@@ -74,7 +75,7 @@ class Survey:
         return found
 
     def blocks(self) -> list[str]:
-        """Residual blocks: modules around which a shortcut runs, and others of their kind.
+        """Residual blocks: modules with a shortcut around them, and others of the same class.
 
         A stage is also bypassed by the shortcuts of its blocks; it is told apart by holding them in a container.
         """
@@ -117,7 +118,7 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def _is_unit(module: nn.Module) -> bool:
-    """Not a leaf, not a container that merely holds others."""
+    """Whether a module is neither a leaf nor a mere container."""
     return _has_weights(module) and any(module.children()) and type(module) not in CONTAINERS
 
 
@@ -155,9 +156,9 @@ def declared_stages(model: nn.Module) -> list[str]:
 
 
 def dry_run(model: nn.Module, images: Tensor | tuple[int, ...], find: Callable[[nn.Module, Tensor], T]) -> T:
-    """What a function finds out by running a copy of a network.
+    """Return what a function finds by running a copy of a network.
 
-    It is given stand-ins without values; if the network looks at values, a copy with its weights instead.
+    The copy has no storage; for a network that looks at values, it is a copy with the weights instead.
 
     Args:
         model: any network; it is left alone.
@@ -184,7 +185,7 @@ def survey(model: nn.Module, example: Tensor) -> Survey:
 
 
 def called(model: nn.Module, input_shape: tuple[int, ...]) -> set[str]:
-    """Which of the attached blocks a network calls for images of this shape."""
+    """The attached blocks that a network calls for images of this shape."""
     seen: set[str] = set()
 
     def run(shadow: nn.Module, images: Tensor) -> set[str]:

@@ -1,257 +1,17 @@
-"""What :func:`visattn.attach` puts into a network: a module is wrapped, and its output goes through blocks.
-
-The wrapper stands in the place of the module, as a child of the module's parent, so that whatever copies, replicates,
-converts or shards a network takes the blocks along: there is no hook that could be dropped. To the rest of the world it
-passes for the module it wraps: attributes, items and the keys of ``state_dict`` are the module's own. The keys of the
-blocks are below ``visattn``: ``layer1.0.bn2.weight`` is as before, ``layer1.0.bn2.visattn.0.gain`` is new.
-"""
+"""Wrap modules of a network to attach blocks (:mod:`visattn.models.wrapper`), find the blocks, and unwrap them."""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from visattn.models.layout import Place, in_format_of, scaled_grid
+from visattn.models.image_shape import ImageShape
+from visattn.models.wrapper import NAME, Attached, WithAttention, plain_name
+from visattn.modules import underlying
 
 log = logging.getLogger("visattn")
-
-for _name in ("scaled_grid", "in_format_of"):
-    torch.fx.wrap(_name)  # one step for torch.fx: they decide by the shapes and strides of real tensors
-
-NAME = "visattn"  # the child of a wrapper that holds the blocks, and of patch attention
-WRAPPED = "_checkpoint_wrapped_module"  # a name that torch's distributed checkpoints know not to be part of a key
-
-
-class ImageShape:
-    """Height and width of the image that a network was given, for the shape of token maps; known to one thread.
-
-    Gradient checkpointing runs a block again in the backward pass, perhaps after another image and in another thread:
-    there the shape of the map is looked up by its number of tokens, and refused if that is not enough to know it.
-    """
-
-    def __init__(self) -> None:
-        self._here = threading.local()
-        self._seen: dict[int, set[tuple[int, int]]] = {}
-
-    def note(self, image: Tensor) -> None:
-        """Remember the shape of a batch of images."""
-        self._here.size = (image.shape[-2], image.shape[-1])
-
-    def grid(self, tokens: int, place: Place) -> tuple[int, int]:
-        """Rows and columns of the map of that many tokens at a place; one that does not fit the image raises."""
-        image = place.image if self.value is None else self.value
-        if torch.compiler.is_compiling():
-            return scaled_grid(tokens, image, place)
-        if torch._C._current_graph_task_id() == -1:  # not in a backward pass
-            size = scaled_grid(tokens, image, place)
-            if isinstance(tokens, int) and torch.is_grad_enabled():  # not a stand-in of torch.fx
-                self._seen.setdefault(tokens, set()).add(size)
-            return size
-        sizes = self._seen.get(tokens) or {scaled_grid(tokens, image, place)}
-        if len(sizes) > 1:
-            raise RuntimeError(
-                f"gradient checkpointing runs a block again on {tokens} tokens, which were maps of "
-                f"{' and '.join(f'{height} x {width}' for height, width in sorted(sizes))}: it cannot tell which one; "
-                "use images of one shape, or switch gradient checkpointing off"
-            )
-        return next(iter(sizes))
-
-    @property
-    def value(self) -> tuple[int, int] | None:
-        """Of the last image in this thread; None if there was none."""
-        return getattr(self._here, "size", None)
-
-    def __reduce__(self) -> tuple[type[ImageShape], tuple[()]]:
-        return ImageShape, ()  # a copy or a pickle is of another network, which has seen nothing
-
-
-class Attached(nn.Module):
-    """One block behind one place.
-
-    Args:
-        block: maps (B, C, H, W) to (B, C, H, W).
-        place: where its feature map comes from.
-        gain: blends the block in, x + gain (block(x) - x), of shape (1,); None replaces x by block(x).
-        image: the shape of the network's images.
-        name: of the block in the registry, if it has one,
-        options: and what it was built with.
-    """
-
-    gain: nn.Parameter | None
-
-    def __init__(
-        self,
-        block: nn.Module,
-        place: Place,
-        gain: Tensor | None,
-        *,
-        image: ImageShape | None = None,
-        name: str | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__()
-        self.block = block
-        self.place = place
-        self.gain = None if gain is None else nn.Parameter(gain)
-        self.image = ImageShape() if image is None else image
-        self.name = name
-        self.options = dict(options or {})
-
-    def forward(self, output: Any) -> Any:
-        """What a module returned, with the pixels of its feature map changed and its prefix tokens untouched."""
-        return replace_slot(output, self.place.index, self._change)
-
-    def _change(self, x: Tensor) -> Tensor:
-        layout = self.place.layout
-        size = self.image.grid(x.shape[1] - layout.prefix, self.place) if layout.kind == "tokens" else None
-        feature = layout.to_map(x, size)
-        changed = self.block(feature)
-        if self.gain is not None:
-            # In the arrangement of x, so that strides, and with them the bits of what follows, stay the same.
-            return x + layout.from_map(self.gain * (changed - feature), torch.zeros_like(x))
-        return in_format_of(x, layout.from_map(changed, x))
-
-    def extra_repr(self) -> str:
-        """Layout, for print(model)."""
-        return str(self.place.layout)
-
-
-def replace_slot(output: Any, index: int | None, change: Callable[[Tensor], Tensor]) -> Any:
-    """A module's output with the tensor changed, or the one at that index if it is a tuple or list."""
-    if index is None:
-        return change(output)
-    values = list(output)
-    values[index] = change(values[index])
-    if hasattr(output, "_fields"):  # a named tuple
-        return type(output)(*values)
-    return type(output)(values)
-
-
-class WithAttention(nn.Module):
-    """A module of a network, and the blocks that its output goes through.
-
-    Args:
-        module: what is wrapped.
-    """
-
-    _image: ImageShape | None  # notes the shape of what the module is given, if that is the image
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._modules[WRAPPED] = module
-        self._modules[NAME] = nn.ModuleList()
-        self._image = None
-        self.training = module.training
-        self.register_load_state_dict_post_hook(_report_plain_keys)
-
-    @property
-    def _wrapped(self) -> Any:
-        return self._modules[WRAPPED]
-
-    @property
-    def _blocks(self) -> list[Attached]:
-        return list(cast(nn.ModuleList, self._modules[NAME]))  # type: ignore[arg-type]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module, then the blocks."""
-        if self._image is not None:
-            self._image.note(args[0] if args else next(iter(kwargs.values())))
-        output = self._wrapped(*args, **kwargs)
-        for attached in self._blocks:
-            output = attached(output)
-        return output
-
-    # In everything else the wrapper passes for the module.
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self.__dict__.get("_modules", {}):
-            return self._modules[name]
-        if name.startswith("__") or name in REBUILDING or WRAPPED not in self.__dict__.get("_modules", {}):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._wrapped, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if _is_own(self, name):
-            super().__setattr__(name, value)
-        if not _is_own(self, name) or (name == "training" and WRAPPED in self.__dict__.get("_modules", {})):
-            setattr(self._wrapped, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        if _is_own(self, name):
-            super().__delattr__(name)
-        else:
-            delattr(self._wrapped, name)
-
-    def add_module(self, name: str, module: nn.Module | None) -> None:
-        """Add a child to the module; those of the wrapper may be replaced."""
-        if name in self._modules:
-            super().add_module(name, module)
-        else:
-            self._wrapped.add_module(name, module)
-
-    def __bool__(self) -> bool:
-        return bool(self._wrapped)
-
-    def __len__(self) -> int:
-        return len(self._wrapped) + len(self._blocks)
-
-    def __iter__(self) -> Iterator[nn.Module]:
-        """The layers of a sequence, and the blocks behind them: called one after the other, they are all called."""
-        yield from self._wrapped
-        yield from self._blocks
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            raise TypeError("a part of a module with attention behind it would lose the attention: detach it first")
-        if isinstance(index, int) and index >= len(self._wrapped):
-            return self._blocks[index - len(self._wrapped)]
-        return self._wrapped[index]
-
-    # The keys of state_dict are those of the module.
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As of the module, with the blocks below ``visattn``."""
-        state = super().state_dict(*args, **kwargs)
-        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
-        path = f"{prefix}{WRAPPED}"
-        for table in (state, getattr(state, "_metadata", {})):
-            for key in [key for key in table if f"{key}.".startswith(f"{path}.")]:
-                table[(prefix.removesuffix(".") + key.removeprefix(path)).removeprefix(".")] = table.pop(key)
-        return state
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        own = (f"{prefix}{WRAPPED}.", *(f"{prefix}{NAME}.{number}." for number in range(len(self._blocks))))
-        for key in [key for key in state_dict if key.startswith(prefix) and not key.startswith(own)]:
-            state_dict[f"{prefix}{WRAPPED}.{key.removeprefix(prefix)}"] = state_dict.pop(key)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-# Methods by which a module gives its successor: a module with a block must not be taken for one that has them.
-REBUILDING = ("fuse", "reparameterize", "switch_to_deploy")
-
-
-def _is_own(wrapper: WithAttention, name: str) -> bool:
-    return name.startswith("_") or name in (NAME, "training") or hasattr(type(wrapper), name)
-
-
-def _report_plain_keys(_wrapper: nn.Module, incompatible: Any) -> None:
-    """Name missing keys as the checkpoint would."""
-    for keys in incompatible:
-        keys[:] = map(plain_name, keys)
-
-
-def plain_name(name: str) -> str:
-    """The name of a module or parameter as it would be without wrappers.
-
-    >>> plain_name("layer1.0._checkpoint_wrapped_module.conv1")
-    'layer1.0.conv1'
-    """
-    return ".".join(part for part in name.split(".") if part != WRAPPED)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -259,27 +19,14 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module._wrapped if isinstance(module, WithAttention) else module
 
 
-def inside(model: nn.Module) -> nn.Module:
-    """A network itself, out of what ``torch.compile``, `DataParallel` and `DistributedDataParallel` put around it."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"a network is needed, got {type(model).__name__}")
-    while True:
-        if "_orig_mod" in model._modules:  # asking for the type would import the compiler
-            model = model.get_submodule("_orig_mod")
-        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = model.module
-        else:
-            return model
-
-
 def wrappers(model: nn.Module) -> dict[str, WithAttention]:
-    """Every wrapper in a network, by the name of what it wraps."""
+    """Every wrapper in a network, by the name of the module it wraps."""
     return {plain_name(name): module for name, module in model.named_modules() if isinstance(module, WithAttention)}
 
 
 def attachments(model: nn.Module) -> dict[str, Attached]:
-    """The attached blocks of a network in its own order, by place; a second one at a place has ``#2`` behind it."""
-    model = inside(model)
+    """The attached blocks of a network, in order and by place; the name of a second one at a place ends in ``#2``."""
+    model = underlying(model)
     found = {
         name if number == 0 else f"{name}#{number + 1}": attached
         for name, wrapper in wrappers(model).items()
@@ -291,14 +38,14 @@ def attachments(model: nn.Module) -> dict[str, Attached]:
 
 
 def put_behind(model: nn.Module, place: str, attached: Attached) -> None:
-    """Let the output of a module go through one more block."""
+    """Attach one more block to the output of a module."""
     _wrap(model, place)._modules[NAME].append(attached)  # type: ignore[union-attr, operator]
     if not _plain_loaders(model):
         model.register_load_state_dict_pre_hook(_keep_when_absent)
 
 
 def _keep_when_absent(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Let a checkpoint of the plain backbone load strictly: blocks that it does not mention stay as they are."""
+    """Let a checkpoint of the plain backbone load strictly: blocks that it lacks keep their weights."""
     own = {
         f"{prefix}{name}.{NAME}.{key}": value
         for name, wrapper in wrappers(model).items()
@@ -316,7 +63,7 @@ def _plain_loaders(module: nn.Module) -> list[int]:
 
 
 def take_away(model: nn.Module, place: str) -> None:
-    """Take the last block of a place out again."""
+    """Remove the last block at a place."""
     wrapper = wrappers(model)[place]
     del wrapper._modules[NAME][-1]  # type: ignore[union-attr, operator]
     if not wrapper._blocks and wrapper._image is None:
@@ -355,7 +102,7 @@ def _wrap(model: nn.Module, name: str) -> WithAttention:
 
 
 def unwrap(model: nn.Module) -> bool:
-    """Put every wrapped module back in its place; whether there was any."""
+    """Put every wrapped module back in its place, and say whether there was any."""
     found = False
     for parent in list(model.modules()):
         for child, module in parent._modules.items():

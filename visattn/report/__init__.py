@@ -1,1 +1,1 @@
-"""Pictures."""
+"""Figures and the HTML page."""

@@ -1,4 +1,4 @@
-"""How training went."""
+"""Training curves and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABELLED = 30  # classes whose names fit
 
 
 def draw_curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
-    """Loss, accuracy and learning rate over the epochs.
+    """Draw loss, accuracy and learning rate over the epochs.
 
     Args:
         path: of the PNG.
@@ -62,14 +62,14 @@ def draw_curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
 
 
 def read_confusion(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """``confusion.csv``: rows are the true classes, columns the answers; the names of both stand before them."""
+    """Read ``confusion.csv``: true classes in rows, predicted classes in columns, with a header and row names."""
     with path.open(newline="", encoding="utf-8") as stream:
         _, *rows = csv.reader(stream)
     return np.array([[int(value) for value in row[1:]] for row in rows])
 
 
 def draw_confusion(path: Path, matrix: np.ndarray[Any, np.dtype[np.int64]], names: Sequence[str], title: str) -> None:
-    """The confusion matrix: every row is one true class and adds up to one."""
+    """Draw the confusion matrix: every row is one true class and sums to one."""
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     count = len(names)
     side = min(3.5 + 0.32 * count, 13)

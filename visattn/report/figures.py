@@ -1,4 +1,4 @@
-"""What all figures share: their look, and how they are written."""
+"""What all figures share: their style, and how they are written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Pixels = TypeVar("Pixels", NDArray[np.uint8], NDArray[np.float32])
 
 
 def short(name: str, width: int = 22) -> str:
-    """A class name that fits: the first of its synonyms, and of a long one both ends, where names differ.
+    """Shorten a class name: its first synonym, and both ends of a long one, where names differ.
 
     >>> short("tench, Tinca tinca"), short("Staphylococcus_aureus_resistant_to_vancomycin", 21)
     ('tench', 'Staphyloco…vancomycin')
@@ -33,7 +33,7 @@ def short(name: str, width: int = 22) -> str:
 
 
 def fit(text: str, width: int) -> str:
-    """Text of at most `width` letters: of a longer one both ends.
+    """Shorten text to `width` characters, keeping both ends.
 
     >>> fit("DSC_2041 (copy), final.jpg", 15)
     'DSC_204…nal.jpg'
@@ -43,32 +43,32 @@ def fit(text: str, width: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Text on one line that is no formula, whatever signs are in it (a file name may hold any byte)."""
+    """Put text on one line and keep matplotlib from reading it as a formula (a file name may contain any byte)."""
     return printable(text).replace("$", r"\$")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG, at once."""
+    """Write a figure as PNG, atomically."""
     use_fonts(figure)
     with replacing(path) as partial:
         figure.savefig(partial, format="png", dpi=DPI, facecolor="white")
 
 
 def save_pixels(pixels: NDArray[np.uint8], path: Path) -> None:
-    """Write an image (H, W, 3) as PNG, at once."""
+    """Write an image (H, W, 3) as PNG, atomically."""
     with replacing(path) as partial:
         Image.fromarray(pixels).save(partial, format="png")
 
 
 def overlay(image: NDArray[np.uint8], heatmap: NDArray[np.float32], opacity: float = 0.6) -> NDArray[np.uint8]:
-    """A heatmap over the grey version of an image, (H, W, 3)."""
+    """Blend a heatmap over the grey version of an image, (H, W, 3)."""
     grey = image.mean(-1, keepdims=True).repeat(3, -1) / 255
     colours = colormaps[MAP](heatmap)[..., :3]
     return np.rint(255 * ((1 - opacity) * grey + opacity * colours)).astype(np.uint8)
 
 
 def show(axes: Axes, image: NDArray[np.uint8], title: str = "", colour: str = "black") -> None:
-    """An image without ticks."""
+    """Show an image without ticks."""
     axes.imshow(image)  # matplotlib keeps the pixels of what it enlarges and smooths what it shrinks
     axes.set_axis_off()
     if title:
@@ -82,7 +82,7 @@ def show_heatmap(
     title: str = "",
     mask: NDArray[Any] | None = None,
 ) -> None:
-    """A heatmap over its image, with the outline of a mask; an empty one says so."""
+    """Show a heatmap over its image, with the outline of a mask; an empty one is labelled as such."""
     show(axes, overlay(image, heatmap), title)
     if heatmap.max() == 0:
         axes.text(0.5, 0.03, "nothing found", transform=axes.transAxes, ha="center", fontsize=8, color="white")
@@ -91,14 +91,14 @@ def show_heatmap(
 
 
 def colour_bar(figure: Figure, label: str, **place: Any) -> None:
-    """What the colours of a heatmap mean; `place` is where, as in ``Figure.colorbar``."""
+    """Draw the colour bar of a heatmap; `place` is as in ``Figure.colorbar``."""
     bar = figure.colorbar(cm.ScalarMappable(Normalize(0, 1), MAP), ticks=[0, 0.5, 1], **place)
     bar.set_label(label, fontsize=8, color=GREY)
     bar.ax.tick_params(labelsize=8, colors=GREY)
 
 
 def shrunk(pixels: Pixels, longest: int) -> Pixels:
-    """An image or a heatmap whose longer side has at most `longest` pixels."""
+    """Shrink an image or a heatmap so that its longer side has at most `longest` pixels."""
     height, width = pixels.shape[:2]
     if max(height, width) <= longest:
         return pixels

@@ -1,4 +1,4 @@
-"""A folder of heatmaps: the files of every image, the sheets and the page of all, and a manifest."""
+"""A folder of heatmaps: the files of every image, the sheets and the page for all of them, and a manifest."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ MAKER = "visattn heatmap"  # as the manifest says it
 class HeatmapFolder:
     """A folder that is written image by image.
 
-    It is created, and must hold nothing of anybody else's; otherwise ValueError.
+    It is created if necessary, and must not contain files from elsewhere; otherwise ValueError.
 
     Args:
         path: of the folder.
-        methods: that may be written.
+        methods: names of the methods that may be written.
     """
 
     def __init__(self, path: str | Path, methods: Iterable[str]) -> None:
@@ -49,7 +49,7 @@ class HeatmapFolder:
         make_folder(self.path, MANIFEST, MAKER)
 
     def add(self, name: str, finding: Finding) -> None:
-        """Write the files of one image; ``name`` is the path it was read from, or what it is called."""
+        """Write the files of one image; ``name`` is its path, or what it is called."""
         if not self.entries:
             mark(self.path)
         files = write_finding(self.path, self._stems.of(Path(name)), finding)
@@ -59,7 +59,7 @@ class HeatmapFolder:
             self.findings.append(finding)
 
     def finish(self, model: str, facts: Mapping[str, Any]) -> Path:
-        """Write what shows all images together, and the manifest; returns the page."""
+        """Write the sheets, the page and the manifest; returns the path of the page."""
         title = f"What {model} looks at"
         subjects = [finding.subject for finding in self.findings]
         sheets = draw_comparison(self.path / "comparison.png", subjects, title)
@@ -70,12 +70,12 @@ class HeatmapFolder:
 
 
 def make_folder(path: Path, manifest: str, maker: str) -> None:
-    """Create it, and make sure that it can be written to and holds nothing of anybody else's.
+    """Create a folder, and check that it is writable and contains no files from elsewhere.
 
     Args:
-        path: of the folder.
-        manifest: the file that says who wrote it,
-        maker: and who may.
+        path: the folder.
+        manifest: name of the file that says who wrote the folder.
+        maker: who may write to it.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -86,23 +86,23 @@ def make_folder(path: Path, manifest: str, maker: str) -> None:
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise ValueError(
-            f"{str(path)!r} holds files that {maker} did not make ({foreign[0]!r}{more}): name a new folder"
+            f"{str(path)!r} has files that {maker} did not write ({foreign[0]!r}{more}): choose a new folder"
         )
 
 
 def mark(folder: Path) -> None:
-    """Say in a new folder who writes there, so that a command that was killed can be run again."""
+    """Mark a new folder as ours, so that a command that was killed can be run again."""
     if made_by(folder / MANIFEST) != MAKER:
         write_manifest(folder, {"images": []})
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """What is in the folder, and that it may be written to again."""
+    """Write the manifest: the contents of the folder, and that we may write to it again."""
     write_json(folder / MANIFEST, {"made_by": MAKER, **content})
 
 
 def write_finding(folder: Path, stem: str, finding: Finding) -> list[str]:
-    """All pictures and arrays of one image; returns the names of the files."""
+    """Write all pictures and arrays of one image; returns the file names."""
     subject = finding.subject
     files = {kind: folder / f"{stem}_{kind}.png" for kind in (*finding.heatmaps, *KINDS)}
     written = []
@@ -131,7 +131,7 @@ def write_finding(folder: Path, stem: str, finding: Finding) -> list[str]:
 
 
 def short_layers(names: Sequence[str]) -> list[str]:
-    """Names that fit above a small picture, as long as they stay different.
+    """Shorten layer names to fit above a small picture, as long as they stay distinct.
 
     >>> short_layers(["blocks.0.attn", "blocks.1.attn"]), short_layers(["layers.0.blocks.1.attn"])
     (['blocks.0', 'blocks.1'], ['layers 0.1'])
@@ -146,7 +146,7 @@ def short_layers(names: Sequence[str]) -> list[str]:
 def _grid(
     heads: Mapping[tuple[str, int], NDArray[np.float32]],
 ) -> tuple[dict[str, NDArray[np.float32] | None], int]:
-    """A row per layer and a column per head, with labels; layers may have different numbers of heads."""
+    """Arrange a row per layer and a column per head, with labels; layers may differ in their number of heads."""
     layers = list(dict.fromkeys(layer for layer, _ in heads))
     rows = [[head for name, head in heads if name == layer] for layer in layers]
     columns = max(map(len, rows))

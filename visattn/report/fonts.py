@@ -1,4 +1,4 @@
-"""Letters that the usual font lacks are drawn with another one that is installed, or as a question mark."""
+"""Characters missing from the usual font are drawn with another installed font, or as a question mark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_TEXT = ("cm", "STIX", "Last", "DejaVu Sans Display")  # fonts of formulas, an
 
 
 def use_fonts(figure: Figure) -> None:
-    """Give all text of a figure fonts that have its letters; what no font has becomes "?", and a line says so."""
+    """Choose fonts that cover all text of a figure; what no font covers becomes "?", and a note is printed."""
     texts = figure.findobj(Text)
     letters = {letter for each in texts for letter in each.get_text()}
     families, missing = fonts_for(letters)
@@ -28,7 +28,7 @@ def use_fonts(figure: Figure) -> None:
 
 
 def drawable(names: Iterable[str], otherwise: str) -> list[str]:
-    """Names, of which those with letters that no font has become ``otherwise`` and their number; a line says so."""
+    """Replace names that no font covers by ``otherwise`` and their index, and print a note."""
     names = list(names)
     _, missing = fonts_for({letter for name in names for letter in name})
     if missing:
@@ -37,7 +37,7 @@ def drawable(names: Iterable[str], otherwise: str) -> list[str]:
 
 
 def fonts_for(letters: Iterable[str]) -> tuple[list[str], set[str]]:
-    """The usual font and as many others as are needed, and the letters that none of them has."""
+    """The usual font and any others needed, and the characters that none of them has."""
     families, missing = [USUAL], {letter for letter in letters if letter.isprintable()} - _letters(_usual())
     others = _others() if missing else {}
     while missing and others:
@@ -55,7 +55,7 @@ def _usual() -> str:
 
 @cache
 def _others() -> dict[str, str]:
-    """Files of the upright fonts that are installed, by family."""
+    """Files of the installed upright fonts, by family."""
     found: dict[str, str] = {}
     for font in font_manager.fontManager.ttflist:
         if font.style == "normal" and not font.name.startswith(NO_TEXT):
@@ -69,10 +69,10 @@ def _letters(file: str) -> frozenset[str]:
 
 
 def _say(missing: set[str]) -> None:
-    """Once for every letter."""
+    """Print a note, once per character."""
     letters = "".join(sorted(missing - _said))
     _said.update(missing)
     if not letters:
         return
     shown = letters if len(letters) <= 20 else f"{letters[:20]} and {len(letters) - 20} more"
-    print(f"note: no installed font has the letters {shown}; pictures have ? instead (install a font)", file=sys.stderr)
+    print(f"note: no installed font has the characters {shown}; pictures show ? (install a font)", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Images with what the model looks at."""
+"""Images beside what the model looks at."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RIGHT, WRONG = "#1a7f37", "#c1121f"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said of an image: class names and the probability it gave to its answer."""
+    """A model's answer for an image: true and predicted class names, and the probability of the prediction."""
 
     true: str
     said: str
@@ -41,7 +41,7 @@ def draw_heatmaps(
     masks: NDArray[np.bool_] | None = None,
     columns: int = 4,
 ) -> None:
-    """Pairs of an image and its heatmap, with the model's answer above.
+    """Draw pairs of an image and its heatmap, with the model's answer above.
 
     Args:
         path: of the PNG.
@@ -71,7 +71,7 @@ def draw_heatmaps(
 
 
 def draw_film(path: Path, images: NDArray[np.uint8], frames: dict[int, NDArray[np.float32]], most: int = 12) -> None:
-    """A strip per image: what the model looked at after more and more epochs.
+    """Draw a strip per image: what the model looked at after more and more epochs.
 
     Args:
         path: of the PNG.

@@ -1,4 +1,4 @@
-"""One HTML file in which a person switches between methods, and asks patches what they attend to."""
+"""A single HTML file for switching between methods and clicking patches to see what they attend to."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from visattn.report.views import Relation, Subject, methods_of
 
 MAPS = ("inferno", "viridis", "magma", "cividis")  # perceptually uniform
 PHOTO, HEATMAP = 1280, 512  # pixels of the longer side, at most
-LOSSLESS = 50_000  # letters that an image without loss may have, even if a JPEG has fewer
-WEIGHTS = 1_000_000  # of one layer, at most
+LOSSLESS = 50_000  # base64 characters up to which a PNG is used even if a JPEG is smaller
+WEIGHTS = 1_000_000  # per layer, at most
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def write_page(path: Path, subjects: Sequence[Subject], title: str) -> None:
-    """Write a page that holds everything it shows, and opens from disk without a network.
+    """Write a self-contained page that works offline.
 
     Args:
         path: of the HTML file.
@@ -44,7 +44,7 @@ def write_page(path: Path, subjects: Sequence[Subject], title: str) -> None:
 
 def write_filled(path: Path, template: Path, data: Any) -> None:
     """Write a page with its data inside."""
-    # In a script element only "<" can end or change it, so that no name can; other letters are escaped by json.
+    # Only "<" could end or change a script element, so it is escaped; json escapes everything else.
     page = template.read_text(encoding="utf-8").replace("{{ data }}", to_json(data).replace("<", r"\u003c"))
     with replacing(path) as partial:
         partial.write_text(page, encoding="utf-8")
@@ -88,7 +88,7 @@ def _relation(relation: Relation) -> dict[str, Any]:
 
 
 def pooled(relation: Relation) -> tuple[NDArray[np.float32], tuple[int, int], tuple[int, int], int]:
-    """The weights with patches averaged so that at most a million remain, their two grids, and the factor."""
+    """Average patches so that at most a million weights remain; returns the weights, both grids, and the factor."""
     grids = [*relation.query_grid, *relation.key_grid]
     factor = 1
     while np.prod([-(-side // factor) for side in grids]) > WEIGHTS:
@@ -102,24 +102,24 @@ def pooled(relation: Relation) -> tuple[NDArray[np.float32], tuple[int, int], tu
 
 
 def _means(count: int, cells: int) -> NDArray[np.float32]:
-    """(cells, count): averages of `count` patches over as wide cells, of which the outer ones cut through patches.
+    """Matrix (cells, count) that averages `count` patches over `cells` equal cells, which may cut through patches.
 
     >>> _means(4, 2)
     array([[0.5, 0.5, 0. , 0. ],
            [0. , 0. , 0.5, 0.5]], dtype=float32)
     """
     edges = np.arange(cells + 1)[:, None] * count / cells
-    covered = np.clip(edges - np.arange(count), 0, 1)  # how much of each patch lies before each edge
+    covered = np.clip(edges - np.arange(count), 0, 1)  # fraction of each patch before each edge
     return (np.diff(covered, axis=0) * cells / count).astype(np.float32)
 
 
 def _text(numbers: NDArray[Any]) -> str:
-    """Whole numbers from 0 to 255, as base64."""
+    """Encode integers from 0 to 255 as base64."""
     return base64.b64encode(numbers.astype(np.uint8).tobytes()).decode()
 
 
 def embedded_picture(pixels: NDArray[np.uint8], kind: str) -> str:
-    """A data address of an image."""
+    """Encode an image as a data URL."""
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, kind, quality=90)
     return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"

@@ -1,4 +1,4 @@
-"""Where models with glimpses looked."""
+"""Pictures of where models with glimpses looked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,6 +14,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
+from visattn.hard.sensor import coverage
 from visattn.report.figures import plain, save, show
 from visattn.report.heatmaps import RIGHT, WRONG, Answer
 from visattn.report.sheets import EDGE, LABEL, TITLE, Sheet, fitted
@@ -22,7 +24,7 @@ COLUMNS = 6
 
 
 def draw_fixations(path: Path, image: NDArray[np.uint8], fixations: Fixations, title: str) -> None:
-    """Where a model looked, one glimpse after the other, and what it saw of the image in all.
+    """Draw where a model looked, glimpse by glimpse, and how much of the image it saw in total.
 
     Args:
         path: of the PNG.
@@ -34,11 +36,9 @@ def draw_fixations(path: Path, image: NDArray[np.uint8], fixations: Fixations, t
     sheet = Sheet(2 * (width + EDGE) + EDGE, TITLE + LABEL + height + EDGE, title)
     rows, columns = image.shape[:2]
     centres = _centres(fixations, image)
-    seen = np.zeros((rows, columns), dtype=bool)
-    for x, y in centres:
-        across = np.abs(np.arange(columns) + 0.5 - x) <= fixations.size[0] / 2
-        down = np.abs(np.arange(rows) + 0.5 - y) <= fixations.size[1] / 2
-        seen |= down[:, None] & across
+    width_seen, height_seen = fixations.size
+    points = torch.from_numpy(fixations.points)[None]
+    seen = coverage(points, (height_seen, width_seen), (rows, columns))[0].numpy() > 0
     darkened = np.where(seen[..., None], image, image // 4)
 
     count = len(centres)
@@ -63,7 +63,7 @@ def draw_paths(
     title: str,
     masks: NDArray[np.bool_] | None = None,
 ) -> None:
-    """Where one or several models looked on the same images, and what each answered.
+    """Draw where one or several models looked in the same images, and what each answered.
 
     Args:
         path: of the PNG.
@@ -94,12 +94,12 @@ def draw_paths(
 
 
 def _centres(fixations: Fixations, image: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """In pixels; zero is the edge of the first one."""
+    """Convert locations to pixels, with zero at the edge of the first pixel."""
     return (fixations.points + 1) / 2 * (image.shape[1], image.shape[0])
 
 
 def _path(axes: Axes, centres: NDArray[np.float64], size: tuple[float, float], letters: float = 8) -> None:
-    """Numbered boxes and the arrows between them, from dark to bright."""
+    """Draw numbered boxes and the arrows between them, from dark to bright."""
     colours = colormaps["plasma"](np.linspace(0.1, 1, len(centres)))
     halo = [withStroke(linewidth=3.2, foreground="white")]
     arrow = {"arrowstyle": "-|>", "linewidth": 1.6, "shrinkA": 7, "shrinkB": 8, "path_effects": halo}

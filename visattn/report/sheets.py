@@ -1,4 +1,4 @@
-"""Many pictures of one kind on one sheet."""
+"""Sheets of many pictures of one kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LETTER = 0.072  # inches: width of a letter of 8 points
 
 
 class Sheet:
-    """A figure on which things have a place in inches, counted from the upper left corner."""
+    """A figure laid out in inches from the upper left corner."""
 
     def __init__(self, width: float, height: float, title: str) -> None:
         self.width = round(DPI * max(width, 4.5)) / DPI  # room for a title; whole pixels
@@ -33,18 +33,18 @@ class Sheet:
         self.text(EDGE, TITLE / 2, fit(title, int((self.width - 2 * EDGE) / LETTER * 8 / 11)), size=11)
 
     def axes(self, x: float, y: float, width: float, height: float) -> Axes:
-        """Axes whose upper left corner is at (x, y), on whole pixels."""
+        """Add axes whose upper left corner is at (x, y), on whole pixels."""
         left, top, right, bottom = (round(DPI * edge) / DPI for edge in (x, y, x + width, y + height))
         place = (left / self.width, 1 - bottom / self.height, (right - left) / self.width, (bottom - top) / self.height)
         return self.figure.add_axes(place)
 
     def text(self, x: float, y: float, text: str, size: float = 8, colour: str = "black", align: str = "left") -> None:
-        """One line of text; (x, y) is the middle of its beginning, or of the whole with ``align="center"``."""
+        """Add a line of text, vertically centred on y, starting at x, or centred there with ``align="center"``."""
         place = (x / self.width, 1 - y / self.height)
         self.figure.text(*place, text, fontsize=size, color=colour, ha=align, va="center")
 
     def bar(self, x: float, y: float, height: float) -> None:
-        """The colour bar."""
+        """Add the colour bar."""
         colour_bar(self.figure, "smallest = 0, largest = 1", cax=self.axes(x, y, 0.13, height))
 
     def save(self, path: Path) -> None:
@@ -66,13 +66,13 @@ def draw_comparison(
     title: str,
     masks: Sequence[NDArray[np.bool_] | None] | None = None,
 ) -> list[Path]:
-    """What all methods say of all images: a row per image, a column per method.
+    """Compare all methods on all images: a row per image, a column per method.
 
     Args:
         path: of the PNG; after twelve images follow ``name-2.png``, ``name-3.png``, ...
         subjects: the images.
         title: of the picture.
-        masks: (H, W) for each image, the truth about where the object is, drawn as an outline.
+        masks: (H, W) for each image, the true position of the object, drawn as an outline.
 
     Returns:
         the files written.
@@ -141,14 +141,14 @@ def draw_grid(
     title: str,
     columns: int | None = None,
 ) -> None:
-    """Many heatmaps of one image, which stands left of them.
+    """Draw many heatmaps of one image, which is shown to their left.
 
     Args:
         path: of the PNG.
         image: (H, W, 3).
         maps: heatmaps (H, W) in [0, 1] by label, row by row; the place of a missing one (None) stays empty.
         title: of the picture.
-        columns: heatmaps per row, such as the heads of a layer; by default as many as make the grid nearly square.
+        columns: heatmaps per row, such as the heads of a layer; by default the grid is nearly square.
     """
     if columns is None:
         columns = max(1, math.ceil(math.sqrt(len(maps) * image.shape[0] / image.shape[1])))
@@ -178,7 +178,7 @@ def draw_grid(
 
 
 def draw_strip(path: Path, image: NDArray[np.uint8], frames: dict[str, NDArray[np.float32]], title: str) -> None:
-    """How a heatmap develops, such as with the depth of a rollout: the image, then the frames from left to right.
+    """Draw how a heatmap develops, for example with the depth of a rollout: the image, then frames from left to right.
 
     Args:
         path: of the PNG.
@@ -190,7 +190,7 @@ def draw_strip(path: Path, image: NDArray[np.uint8], frames: dict[str, NDArray[n
 
 
 def draw_channels(path: Path, channels: Sequence[Channels], title: str) -> None:
-    """The weights of channel gates, a row per block; of more than sixteen blocks the first sixteen.
+    """Draw the weights of channel gates, a row per block, for the first sixteen blocks.
 
     Args:
         path: of the PNG.

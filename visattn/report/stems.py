@@ -1,4 +1,4 @@
-"""What the files that are made of an image are to be called."""
+"""File names for the pictures and arrays of an image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LONGEST = 120  # bytes of a name
 
 
 class Stems:
-    """Beginnings of file names, one per image, such that no two images write to the same file.
+    """File name stems, one per image, such that no two images write to the same file.
 
     >>> stems = Stems(["rollout", "grad_rollout"])
     >>> [stems.of(Path(name)) for name in ("a/cat.jpg", "b/cat.jpg", "cat_grad.png", "x<y\\n.png")]
@@ -22,7 +22,7 @@ class Stems:
         self.taken: set[str] = set()
 
     def of(self, path: Path) -> str:
-        """A beginning that is free, of letters that every file system knows."""
+        """Choose a free stem of characters that every file system accepts."""
         clean = re.sub(r"[^\w.()+-]+", "_", path.stem).strip("._-")
         base = stem = clean.encode()[:LONGEST].decode(errors="ignore") or "image"
         number = 1

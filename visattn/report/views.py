@@ -1,4 +1,4 @@
-"""What pictures are made from: one image, and all that was found out about it."""
+"""The data behind the pictures: one image, and everything found out about it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class View:
         method: its name.
         heatmap: (H, W) in [0, 1], as large as the image; all zero when the method found nothing.
         note: a remark of a few words.
-        target: what the heatmap explains, such as "tabby 71%"; empty when the method knows no classes.
+        target: what the heatmap explains, such as "tabby 71%"; empty when the method ignores classes.
     """
 
     method: str
@@ -33,7 +33,7 @@ class View:
     def __post_init__(self) -> None:
         if not (self.heatmap.min() >= 0 and self.heatmap.max() <= 1):
             low, high = self.heatmap.min(), self.heatmap.max()
-            raise ValueError(f"the heatmap of {self.method!r} goes from {low:g} to {high:g}, not from 0 to 1")
+            raise ValueError(f"the heatmap of {self.method!r} ranges from {low:g} to {high:g}, not within 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class Fixations:
 
 @dataclass(frozen=True)
 class Subject:
-    """One image with everything made of it.
+    """One image with everything to be drawn for it.
 
     Args:
         name: of the file.
         image: (H, W, 3).
         answer: the class the model chose; empty if it has no classes.
-        probability: that the model gave to it, if there is one.
+        probability: its probability, if known.
         views: at most one per method.
         relations: one per layer.
         channels: one per block.
@@ -125,19 +125,19 @@ class Subject:
 
     @property
     def title(self) -> str:
-        """The name, and what the model said."""
+        """File name and prediction."""
         return "  ·  ".join(filter(None, (self.name, self.said)))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found out about one image.
+    """Everything found out about one image.
 
     Args:
         subject: for sheets and the page.
         heatmaps: by method, at the model's resolution.
         layers: by method, where they come from.
-        said: the predicted class and the target, with their probabilities; None for what there is not.
+        said: the predicted class and the target, with their probabilities; None where there is none.
         depth: the rollout after each layer, as large as the image.
         heads: the attention of single heads by layer and head, as large as the image.
     """
@@ -151,7 +151,7 @@ class Finding:
 
 
 def with_probability(label: str, probability: float | None) -> str:
-    """A class and how sure the model is of it, as far as that is known.
+    """Format a class with its probability, if known.
 
     >>> with_probability("tabby", 0.714), with_probability("tabby", None)
     ('tabby 71%', 'tabby')

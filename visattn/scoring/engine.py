@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import at_least_one
-from visattn.heatmaps.inputs import as_batch, as_written
+from visattn.heatmaps.inputs import as_batch, inspectable
 from visattn.heatmaps.request import class_scores
 from visattn.heatmaps.targets import Target, class_names, resolve
 from visattn.listing import times
@@ -64,7 +64,7 @@ class Engine:
         track: Track | None = None,
     ) -> None:
         self.batch_size = at_least_one("batch_size", batch_size)
-        model = as_written(model)
+        model = inspectable(model)
         self.images = as_batch(model, images)
         if not self.images.isfinite().all():
             raise ValueError("the images hold numbers that are not finite (NaN or infinite)")

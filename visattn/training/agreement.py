@@ -1,4 +1,4 @@
-"""What one process was told, all of them have to know."""
+"""Share what one process was told with all the others."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 
 class Agreement:
-    """The largest number that any process has handed in, the same everywhere.
+    """The largest number handed in by any process, the same everywhere.
 
-    It goes through the CPUs, so that no device has to wait for it. One process alone agrees with itself.
+    It is exchanged over the CPUs, so that no device has to wait. A single process agrees with itself.
     """
 
     def __init__(self) -> None:
@@ -22,14 +22,14 @@ class Agreement:
         self._pending: dist.Work | None = None
 
     def hand_in(self, number: int) -> None:
-        """Start to tell the others."""
+        """Start telling the others."""
         self._number[0] = number
         if self._group is not None:
             tensor = torch.from_numpy(self._number)
             self._pending = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def result(self) -> int:
-        """What came of the last :meth:`hand_in`; 0 if nothing was handed in since."""
+        """Result of the last :meth:`hand_in`; 0 if nothing has been handed in since."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -37,13 +37,13 @@ class Agreement:
         return number
 
     def now(self, number: int) -> int:
-        """The largest number at this moment; all processes wait for each other."""
+        """Agree on the largest number right now; all processes wait for each other."""
         before = self.result()
         self.hand_in(number)
         return max(before, self.result())
 
     def exchange(self, number: int) -> int:
-        """The largest number of the last exchange, which has had the time since then to get around."""
+        """Hand in a number and return the largest one of the previous exchange, which has had time to complete."""
         if self._group is None:
             return number
         agreed = self.result()

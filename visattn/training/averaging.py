@@ -1,4 +1,4 @@
-"""An exponential average of the weights, without a look at the device in every step."""
+"""An exponential moving average of the weights that does not wait for the device in every step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing_extensions import override
 
 
 class Averaging(WeightAveraging):
-    """Validates and saves the average.
+    """Callback that validates and saves the average.
 
     Args:
-        decay: how much of the average stays in every optimiser step.
+        decay: fraction of the average that is kept in every optimiser step.
     """
 
     def __init__(self, decay: float) -> None:
@@ -23,26 +23,26 @@ class Averaging(WeightAveraging):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Start with a copy of the model."""
+        """Start from a copy of the model."""
         if stage == "fit":
             self._average_model = Average(pl_module, pl_module.device, self.decay)
 
 
 class Average(AveragedModel):
-    """The average of a model's parameters and buffers.
+    """Average of a model's parameters and buffers.
 
-    torch's own asks its counter, which is on the device, in every step whether it is the first.
+    torch's own version reads its counter from the device in every step, to see whether it is the first.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, decay: float) -> None:
         super().__init__(model, device, use_buffers=True)
         self.decay = decay
-        self._begun: bool | None = None  # not known, as long as a checkpoint may be loaded
+        self._begun: bool | None = None  # unknown until a checkpoint has had its chance to load
 
     @override
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Take a step into account; the first one is taken as it is."""
+        """Update the average after a step; the first step is copied."""
         if self._begun is None:
             self._begun = bool(self.n_averaged > 0)
         averages = [*self.module.parameters(), *self.module.buffers()]

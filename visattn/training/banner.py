@@ -1,4 +1,4 @@
-"""What a run says before it begins."""
+"""What a run prints before it starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from visattn.training.runs import Run
 
 
 def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer) -> None:
-    """Say what is about to happen."""
+    """Print what is about to happen."""
     settings, source = classifier.settings, data.source
     name = settings.model if settings.attn is None else f"{settings.model} with {settings.attn}"
     trained = count_parameters(classifier.model)
@@ -25,7 +25,7 @@ def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer
     pixels = times(data.preparation.size[1:])
     print(f"{name}, {parameters}, on {settings.data}: {len(source.classes)} classes, {pixels} pixels")
     if isinstance(source, Source):
-        print(f"{len(source.train):,} images to train on, {len(source.val):,} to validate on")
+        print(f"{len(source.train):,} training images, {len(source.val):,} validation images")
         for note in source.notes:
             print(f"note: {note}")
     if settings.freeze_backbone and not settings.pretrained and run.checkpoint is None:
@@ -34,9 +34,9 @@ def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer
     if run.checkpoint is not None:
         print(f"resuming from {run.checkpoint}")
     elif settings.resume is not None:
-        print(f"nothing to resume in {run.folder}/ yet: starting from the beginning")
+        print(f"nothing to resume in {run.folder}/ yet: starting from scratch")
     if trainer.world_size > 1 and trainer.accelerator.name() == "cpu" and _has_batch_norm(classifier.model):
-        print("note: SyncBatchNorm runs on GPUs only; each process normalises its own batches")
+        print("note: SyncBatchNorm needs GPUs; each process normalises its own batches")
 
 
 def _has_batch_norm(model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""From settings to a model, its data and its card."""
+"""From settings to a model, its data and its model card."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import visattn
 from visattn.data.datamodule import ImageData
 from visattn.data.preparation import Preparation
 from visattn.data.sources import AnySource, open_source
-from visattn.listing import times
+from visattn.listing import shown, times
 from visattn.models import create_model
 from visattn.models.attach import Init
 from visattn.models.names import model_config
-from visattn.models.saving.card import CARD, check_card, shown
+from visattn.models.saving.card import CARD, check_card
 from visattn.models.saving.description import describe
 from visattn.models.survey import dry_run
 from visattn.training.classifier import Classifier, ShardedClassifier
@@ -30,14 +30,14 @@ from visattn.training.trainer import SHARDED
 
 
 def create_source(settings: Settings) -> AnySource:
-    """The data that the settings name."""
+    """Open the data that the settings name."""
     if settings.data == "folder" and settings.root is not None:
         root, out = Path(settings.root), Path(settings.out).resolve()
         for folder in (root / "train", root / "val") if (root / "train").is_dir() else (root,):
             if out.is_relative_to(folder.resolve()):
                 raise ValueError(
-                    f"--out {settings.out!r} lies in {str(folder)!r}, where the images are: a run would become one of "
-                    "their classes; give --out elsewhere"
+                    f"--out {settings.out!r} is inside {str(folder)!r}, where the images are, so runs would become "
+                    "classes; choose another --out"
                 )
     source = open_source(
         settings.data,
@@ -51,7 +51,7 @@ def create_source(settings: Settings) -> AnySource:
     )
     if settings.num_classes not in (None, len(source.classes)):
         raise ValueError(
-            f"--num-classes {settings.num_classes}, but the data has {len(source.classes)} classes: leave it out"
+            f"--num-classes {settings.num_classes}, but the data has {len(source.classes)} classes: omit the flag"
         )
     return source
 
@@ -59,8 +59,8 @@ def create_source(settings: Settings) -> AnySource:
 def input_size(settings: Settings, source: AnySource) -> tuple[int, dict[str, Any]]:
     """Side of the model's input, and what timm must be told about it.
 
-    A convolutional network takes the images as they are; a vision transformer is made for one size, and is built anew
-    for another one only if that is asked for. A model that takes glimpses sees images of any size.
+    A convolutional network takes images as they are. A vision transformer has a fixed size, and is built for another
+    one only on request. A model that takes glimpses accepts images of any size.
     """
     config = model_config(settings.model)
     native, fixed = (config.input_size[-1], config.fixed_input_size) if config else (224, False)
@@ -69,7 +69,7 @@ def input_size(settings: Settings, source: AnySource) -> tuple[int, dict[str, An
 
 
 def model_arguments(settings: Settings, source: AnySource) -> dict[str, Any]:
-    """All that :func:`visattn.create_model` needs to build the model again."""
+    """Arguments from which :func:`visattn.create_model` can rebuild the model."""
     _, extra = input_size(settings, source)
     return {
         "name": settings.model,
@@ -82,29 +82,29 @@ def model_arguments(settings: Settings, source: AnySource) -> dict[str, Any]:
 
 
 def create_classifier(settings: Settings, source: AnySource, *, resumed: bool = False) -> Classifier:
-    """The model in its training harness; the same weights for the same seed.
+    """Create the model inside its Lightning module; the same seed gives the same weights.
 
     Args:
-        settings: of the run.
-        source: whose classes are told apart.
-        resumed: a checkpoint will fill the model, so that pretrained weights are not needed.
+        settings: settings of the run.
+        source: data whose classes the model predicts.
+        resumed: a checkpoint will be loaded, so pretrained weights are not needed.
     """
     check_optimizer(settings.optimizer)
     seed_everything(settings.seed, verbose=False)
     arguments = model_arguments(settings, source)
-    if resumed:  # by the settings of a folder that may be a stranger's: no weights come from anywhere else
+    if resumed:  # the settings may come from a stranger's folder: take weights from nowhere else
         arguments = {key: value for key, value in arguments.items() if key not in ("checkpoint_path", "cache_dir")}
     init: Init = "identity" if settings.pretrained else "paper"
-    try:  # every process may ask for the weights at once: the hub's cache locks each file and moves it into place whole
+    try:  # every process may ask for the weights at once: the hub's cache locks its files and writes them atomically
         model = create_model(**arguments, pretrained=settings.pretrained and not resumed, init=init)
     except ValueError:
         raise
-    except (Exception, SystemExit) as error:  # a model of a plugin can do anything
+    except (Exception, SystemExit) as error:  # a plugin's model can raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split("Exception raised from")[0].split())[:200]
         if settings.pretrained and not resumed:
             raise ValueError(
                 f"the pretrained weights of {settings.model!r} could not be loaded; they come from the Hugging Face "
-                f"hub, which needs a network or a filled cache ({reason})"
+                f"hub, which needs a network or a cached copy ({reason})"
             ) from error
         given = {key: value for key, value in arguments.items() if key != "name" and value is not None}
         raise ValueError(f"{settings.model!r} cannot be built with {shown(given)} ({reason})") from error
@@ -116,21 +116,21 @@ def create_classifier(settings: Settings, source: AnySource, *, resumed: bool = 
 
 
 def _check_fits(model: nn.Module, settings: Settings, source: AnySource) -> None:
-    """Raise if a model does not turn images of the run's size into one number per class."""
+    """Raise if a model does not turn images of the run's size into one logit per class."""
     if any(each.is_meta for each in model.parameters()):
-        raise ValueError(f"{settings.model!r} has weights without values: it was built on the device 'meta'")
+        raise ValueError(f"{settings.model!r} has weights without values: it was built on the meta device")
     size = _input_shape(settings, source, model)
     try:
         with torch.no_grad():
             output: Any = dry_run(model, (2, *size), lambda copy, images: copy(images))
-    except Exception as error:  # a network can refuse an image in any way it likes
+    except Exception as error:  # a network can raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(f"{settings.model!r} does not take images of {times(size)}: {reason}") from error
     if not isinstance(output, Tensor) or tuple(output.shape) != (2, len(source.classes)):
         given = times(output.shape[1:]) if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise ValueError(
-            f"{settings.model!r} is no classifier as it is built here: of an image of {times(size)} it makes {given}, "
-            f"not a number for each of {len(source.classes)} classes (see --model-options)"
+            f"{settings.model!r} is not a classifier as built here: for an image of {times(size)} it returns {given}, "
+            f"not one number for each of {len(source.classes)} classes (see --model-options)"
         )
 
 
@@ -141,7 +141,7 @@ def _input_shape(settings: Settings, source: AnySource, model: nn.Module) -> tup
 
 
 def create_data(settings: Settings, source: AnySource, model: nn.Module) -> ImageData:
-    """Batches for a model, prepared as it expects."""
+    """Create the data module, which prepares images as the model expects."""
     known: dict[str, Any] = {"size": _input_shape(settings, source, model)}
     if source.size is not None:
         known["crop_pct"] = 1.0  # all of it: there is nothing around the object
@@ -158,7 +158,7 @@ def create_data(settings: Settings, source: AnySource, model: nn.Module) -> Imag
 
 
 def card(settings: Settings, source: AnySource, data: ImageData, model: nn.Module) -> dict[str, Any]:
-    """What somebody who finds ``model.safetensors`` has to know."""
+    """Model card: what a user of ``model.safetensors`` needs to know."""
     said = {
         "name": "_".join(filter(None, (settings.model, settings.attn))),
         **describe(model),

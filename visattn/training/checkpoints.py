@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there at all, and that run no code when they are loaded."""
+"""Checkpoints that are written atomically and run no code when they are loaded."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from visattn.files import replacing
-from visattn.models.saving.card import shown
+from visattn.listing import shown
 from visattn.models.saving.description import describe
 from visattn.models.saving.weights import model_weights, read_tensors
+from visattn.training.record import recorded
 from visattn.training.settings import Settings
 
-# What a run resumes from.
+# Entries that a run needs to resume.
 PARTS = {
     "state_dict": dict, "epoch": int, "global_step": int, "loops": dict, "callbacks": dict,
     "optimizer_states": list, "lr_schedulers": list,
@@ -26,15 +29,15 @@ PROGRESS = {"epoch_progress", "epoch_loop.batch_progress", "epoch_loop.automatic
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoints, written at once and read as data only."""
+    """Lightning's checkpoints, written atomically and read as data only."""
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Write beside the old file, then take its place."""
-        with replacing(path) as partial, partial.open("wb") as stream:  # torch's own writer does not tell why it fails
+        """Write next to the old file, then replace it."""
+        with replacing(path) as partial, partial.open("wb") as stream:  # torch's own writer does not say why it fails
             try:
                 torch.save(checkpoint, stream)
-            except RuntimeError as error:  # about what it could not finish, after the reason
+            except RuntimeError as error:  # raised on closing, after the actual reason
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None
                 raise OSError(None, str(error).splitlines()[0]) from error
@@ -46,25 +49,27 @@ class SafeCheckpointIO(TorchCheckpointIO):
         map_location: Callable[..., Any] | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read tensors and plain values, whatever the caller asks for."""
+        """Read only tensors and plain values, whatever the caller asks for."""
         return load_checkpoint(path, map_location=map_location or "cpu")
 
 
 def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """A Lightning checkpoint as data; a file that wants to run code is refused."""
+    """Read a Lightning checkpoint as data; a file that would run code is rejected."""
     state = read_tensors(path, map_location=map_location)
     if not isinstance(state, dict):
-        raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: it holds a {type(state).__name__}")
+        raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: it contains a {type(state).__name__}")
     for key, kind in PARTS.items():
         if not isinstance(state.get(key), kind):
-            raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: it has no {key} as Lightning writes it")
+            raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: {key} is missing or malformed")
     if not _is_whole(state):
-        raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: its state is not as Lightning writes it")
+        raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: its state is malformed")
+    if not _agrees(state):
+        raise ValueError(f"{str(path)!r} is damaged or was edited: its step and epoch counts do not agree")
     return state
 
 
 def _is_whole(state: Mapping[str, Any]) -> bool:
-    """Whether the parts of a checkpoint are what a run with one optimiser and its schedule writes."""
+    """Whether a checkpoint looks like that of a run with one optimiser and one schedule."""
     optimizers, schedulers, loop = state["optimizer_states"], state["lr_schedulers"], state["loops"].get("fit_loop")
     nested = [*optimizers, *schedulers, *state["callbacks"].values(), loop]
     return (
@@ -74,34 +79,64 @@ def _is_whole(state: Mapping[str, Any]) -> bool:
         and isinstance(optimizers[0].get("state"), dict)
         and loop.keys() >= PROGRESS
         and all(isinstance(each, dict) for each in loop.values())
+        and not any(callable(getattr(LambdaLR, key, None)) or key == "optimizer" for key in schedulers[0])
         and state["epoch"] >= 0
     )
 
 
+def _agrees(state: Mapping[str, Any]) -> bool:
+    """Whether the counters of a checkpoint, which are kept in several places, say the same."""
+    loop = state["loops"]["fit_loop"]
+    numbers = [number for key in loop if key.endswith("progress") for number in tree_leaves(loop[key])]
+    if not all(type(number) in (int, bool) and number >= 0 for number in numbers):
+        return False
+    try:
+        steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"]
+        epochs = loop["epoch_progress"]["current"]["processed"]
+    except (KeyError, TypeError):
+        return False
+    rows = recorded(state["callbacks"])
+    return (
+        state["global_step"] == state["lr_schedulers"][0].get("last_epoch") == steps
+        and state["epoch"] in (epochs, epochs - 1)  # after some steps of an epoch, or at its end
+        and [row["epoch"] for row in rows] == list(range(1, epochs + 1))
+    )
+
+
+def _is_broken(weight: Tensor) -> bool:
+    return not weight.is_meta and not bool(weight.isfinite().all())
+
+
 def _kind(weight: Tensor) -> tuple[torch.Size, bool]:
-    return weight.shape, weight.is_floating_point()  # of whatever precision
+    return weight.shape, weight.is_floating_point()  # in any precision
 
 
 def check_resumable(
     state: Mapping[str, Any], known: Mapping[str, Any], model: nn.Module, settings: Settings, classes: Sequence[str]
 ) -> None:
-    """Raise if a checkpoint and its card cannot be resumed with these settings, before anything is written."""
+    """Raise, before anything is written, if a checkpoint cannot be resumed with these settings."""
     weights, own = model_weights(state), model.state_dict()
     described = describe(model)
     differs = any(described[key] != known.get(key, described[key]) for key in ("model", "attachments"))
     kinds = [{key: _kind(value) for key, value in each.items()} for each in (weights, own)]
     if differs or kinds[0] != kinds[1]:
         raise ValueError(
-            f"the checkpoint holds another model than {settings.model!r}: resume it with the model and data it "
-            "was begun with (--resume FOLDER alone takes them from the folder's config.yaml)"
+            f"the checkpoint is not of the model {settings.model!r}: resume it with the model and data it "
+            "started with (--resume FOLDER alone takes them from the folder's config.yaml)"
+        )
+    parameters = {key for key, _ in model.named_parameters()}
+    if broken := [key for key in weights if key in parameters and _is_broken(weights[key])]:
+        raise ValueError(
+            f"the checkpoint has weights that are not finite numbers ({broken[0]}): resume from an earlier one, or "
+            "begin again with a lower --lr"
         )
     for before, now in zip(known.get("classes", classes), classes, strict=False):
         if before != now:
             raise ValueError(
-                f"the run was begun with other classes: {shown(before)} is {shown(now)} in the data now; resume it "
-                "with the data it was begun with"
+                f"the run started with other classes: {shown(before)} is now {shown(now)} in the data; resume it "
+                "with the data it started with"
             )
     if state["epoch"] + 1 > settings.epochs:
         raise ValueError(
-            f"the run is in epoch {state['epoch'] + 1} already: --epochs {settings.epochs} is less than that"
+            f"the run is already in epoch {state['epoch'] + 1}: --epochs {settings.epochs} is less than that"
         )

@@ -1,4 +1,4 @@
-"""A classification model and how it is trained."""
+"""The Lightning module: a classification model and how it is trained."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from typing_extensions import override
 from visattn.data.loader import IGNORE
 from visattn.models.patch import Patch
 from visattn.models.saving.weights import CARD_KEY
-from visattn.models.wrapping import NAME, wrappers
+from visattn.models.wrapper import NAME
+from visattn.models.wrapping import wrappers
 from visattn.policy import DecisionModule, policy_term, take_decisions
 from visattn.training.metrics import Accuracy, Confusion, Mean
 from visattn.training.optimisation import apply_recipe, cosine_with_warmup, create_optimizer, new_parts, recipe
 from visattn.training.settings import Settings
 
-CHECK_EVERY = 10  # steps between two looks at the loss; each look makes a GPU wait
+CHECK_EVERY = 10  # steps between checks of the loss; each check makes a GPU wait
 
 
 class Classifier(LightningModule):
@@ -44,7 +45,7 @@ class Classifier(LightningModule):
         if settings.channels_last:
             model.to(memory_format=torch.channels_last)
         self.train_top1 = Accuracy()
-        self.train_loss = Mean()  # what is not a number is looked after below
+        self.train_loss = Mean()  # NaN is handled below
         self.val_top1 = Accuracy()
         self.val_top5 = Accuracy(min(5, num_classes))
         self.val_loss = Mean()
@@ -55,15 +56,15 @@ class Classifier(LightningModule):
         self.train()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Let a checkpoint say what model it is of."""
+        """Put the model card into the checkpoint."""
         checkpoint[CARD_KEY] = self.card
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits."""
+        """Compute the logits."""
         return self.model(image)
 
     def train(self, mode: bool = True) -> Classifier:
-        """Training mode, except for what is frozen: its batch statistics stay as they are."""
+        """Set the mode, but keep frozen modules in evaluation mode, so that their batch statistics do not change."""
         super().train(mode)
         for module in self.frozen:
             module.training = False  # itself, but not the blocks in it
@@ -71,7 +72,7 @@ class Classifier(LightningModule):
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Make dropout, mixing and sampling a function of (seed, step, process): a resumed run repeats them."""
+        """Make dropout, mixing and sampling a function of (seed, step, process), so that a resumed run repeats them."""
         assert self.trainer is not None
         state = np.random.SeedSequence((self.settings.seed, self.trainer.fit_loop.total_batch_idx, self.global_rank))
         torch_seed, numpy_seed = state.generate_state(2)
@@ -79,11 +80,11 @@ class Classifier(LightningModule):
         np.random.seed(int(numpy_seed))
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Loss of a batch."""
+        """Compute the loss of a batch."""
         image, label = batch["image"], batch["label"]
         if self.mix is not None:
             image, label = self.mix(image, label)
-        take_decisions(self.model)  # of a pass that came to nothing
+        take_decisions(self.model)  # left over from an abandoned pass
         logits = self(image)
         mixed = label.ndim == 2  # distributions, already smoothed
         loss = F.cross_entropy(logits, label, label_smoothing=0.0 if mixed else self.settings.label_smoothing)
@@ -95,7 +96,7 @@ class Classifier(LightningModule):
         return total
 
     def _policy_loss(self, logits: Tensor, label: Tensor) -> Tensor:
-        """Of all decisions that the model took at random; the reward is one for a right answer."""
+        """Loss of the model's random decisions; the reward is one for a correct answer."""
         if not self.decides:
             return logits.new_zeros(())
         answer = logits.argmax(1)
@@ -116,30 +117,30 @@ class Classifier(LightningModule):
         if not losses.isfinite().all():
             step = self.trainer.global_step
             raise FloatingPointError(
-                f"the loss is not a finite number any more, at or shortly before step {step}: lower --lr "
-                f"(it is {self.settings.lr:g}), give --clip-grad 1, or use --precision bf16-mixed instead of 16-mixed"
+                f"the loss is no longer finite, at or shortly before step {step}: lower --lr "
+                f"(it is {self.settings.lr:g}), set --clip-grad 1, or use --precision bf16-mixed instead of 16-mixed"
             )
 
     def running_accuracy(self) -> float:
-        """The accuracy of this process so far in the current epoch."""
+        """Accuracy of this process in the current epoch so far."""
         counts = self.train_top1
         return float(counts.right / counts.counted.clamp(min=1))
 
     def on_train_epoch_end(self) -> None:
-        """Report the epoch."""
+        """Log the metrics of the epoch."""
         self._check()
         self._report({"train_loss": self.train_loss, "train_top1": self.train_top1})
 
     @override
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Count right and wrong answers; images that only fill a batch do not count."""
+        """Count correct and wrong answers; images that only pad a batch do not count."""
         logits, label = self(batch["image"]), batch["label"]
         self.val_loss.update(F.cross_entropy(logits, label, ignore_index=IGNORE), (label != IGNORE).sum())
         for metric in (self.val_top1, self.val_top5, self.confusion):
             metric.update(logits, label)
 
     def on_validation_epoch_end(self) -> None:
-        """Report the validation, summed over all processes."""
+        """Log the validation metrics over all processes."""
         self._check_finite(self.val_loss.compute())
         self._report({"val_loss": self.val_loss, "val_top1": self.val_top1, "val_top5": self.val_top5})
 
@@ -149,11 +150,11 @@ class Classifier(LightningModule):
             metric.reset()
 
     def on_train_start(self) -> None:
-        """Let the settings hold, and not those that the optimiser of a resumed run was saved with."""
+        """Apply the current settings instead of those saved with the optimiser of a resumed run."""
         apply_recipe(self._recipe, self.trainer.optimizers[0], self.trainer.lr_scheduler_configs[0].scheduler)
 
     def configure_optimizers(self) -> Any:
-        """The optimiser and its learning rate, step by step."""
+        """Create the optimiser and its learning-rate schedule."""
         optimizer = create_optimizer(self.model, self.settings)
         steps = int(self.trainer.estimated_stepping_batches)
         warmup = round(self.settings.warmup_epochs * steps / self.settings.epochs)
@@ -163,20 +164,20 @@ class Classifier(LightningModule):
 
 
 class ShardedClassifier(Classifier):
-    """The same with its weights, gradients and optimiser state shared out among the processes (FSDP2)."""
+    """Classifier whose weights, gradients and optimiser state are sharded over the processes (FSDP2)."""
 
     def configure_model(self) -> None:
         """Shard the network."""
         assert self.device_mesh is not None
-        # FSDP2 takes contiguous weights only; feature maps are channels-last all the same if the images are.
+        # FSDP2 accepts only contiguous weights; feature maps are still channels-last if the images are.
         self.model.to(memory_format=torch.contiguous_format)
         shard(self.model, self.device_mesh["data_parallel"])
 
 
 def shard(model: nn.Module, mesh: Any) -> None:
-    """Let every process hold a share of the weights: of each layer in a sequence, the inner ones first, and the rest.
+    """Shard the weights over the processes: each layer of a sequence separately, inner ones first, then the rest.
 
-    Attached attention is shared out together with the layer it belongs to.
+    Attached attention is sharded together with the layer it belongs to.
     """
     for name, module in reversed(list(model.named_modules())):
         if isinstance(module, nn.ModuleList | nn.Sequential) and NAME not in name.split("."):
@@ -187,9 +188,9 @@ def shard(model: nn.Module, mesh: Any) -> None:
 
 
 def _freeze_backbone(model: nn.Module) -> Iterator[nn.Module]:
-    """Freeze all but attached attention, what decides, and the classifier; yields what must stay in evaluation mode.
+    """Freeze all but attached attention, decision modules and the classifier; yield what must stay in evaluation mode.
 
-    That is every module of the backbone, even if it has a block in it, but not those that hold the classifier.
+    That is every module of the backbone, even one with a block inside, but not those that contain the classifier.
     """
     if isinstance(model, DecisionModule):
         raise ValueError(f"--freeze-backbone: {type(model).__name__} has no backbone to freeze")

@@ -1,4 +1,4 @@
-"""What can go wrong in a run, as one line."""
+"""Errors of a run, as one line."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from visattn.files import printable
+from visattn.missing import MissingPackage
 
-# What a person can do something about; anything else is a mistake of ours and shows where it happened.
-PROBLEMS = (ValueError, OSError, FloatingPointError, MemoryError, torch.OutOfMemoryError, MisconfigurationException)
+# Errors that the user can fix; anything else is a bug of ours and keeps its traceback.
+PROBLEMS = (
+    ValueError,
+    OSError,
+    FloatingPointError,
+    MemoryError,
+    torch.OutOfMemoryError,
+    MisconfigurationException,
+    MissingPackage,
+)
 
-# How torch says that a CPU is out of memory; it has no exception of its own for that.
+# How torch reports that a CPU is out of memory; it has no exception type for that.
 NO_MEMORY = "DefaultCPUAllocator: "
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one line."""
+    """Format an error as one line."""
     if isinstance(error, torch.OutOfMemoryError):
         reason = str(error).split(".")[0]
         return f"the device is out of memory: lower --batch-size, or raise --accumulate ({reason})"
@@ -30,5 +39,5 @@ def one_line(error: BaseException) -> str:
 
 
 def modules_of(error: BaseException) -> list[str]:
-    """The modules that an error came through, the one that raised it last."""
+    """Modules that an error passed through; the last one raised it."""
     return [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -1,4 +1,4 @@
-"""A film of attention forming: the same validation images, every few epochs."""
+"""A film of attention as it forms: the same validation images every few epochs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Look: TypeAlias = Callable[[nn.Module, Tensor], Tensor]  # (B, 3, H, W) -> heatm
 
 
 class Film(Callback):
-    """Keeps what the model looks at as ``film/epoch_0003.npy``, and a picture of all of them as ``film.png``.
+    """Save heatmaps as ``film/epoch_0003.npy`` and so on, and a picture of them all as ``film.png``.
 
-    Every process looks, since sharded weights must be gathered from all of them; the first one writes.
+    Every process computes them, since sharded weights must be gathered from all; the first one writes.
 
     Args:
         folder: of the run.
         every: epochs between two frames.
-        images: (B, H, W, 3) in 0..255, as the person will see them,
-        inputs: and as the model does, (B, 3, H, W).
-        look: makes heatmaps.
+        images: (B, H, W, 3) in 0..255, for display.
+        inputs: the same images as the model's input, (B, 3, H, W).
+        look: computes heatmaps.
     """
 
     def __init__(self, folder: Path, every: int, images: NDArray[np.uint8], inputs: Tensor, look: Look) -> None:
@@ -49,7 +49,7 @@ class Film(Callback):
 
 
 def read_frames(folder: Path, last: int) -> dict[int, NDArray[np.float32]]:
-    """The frames of a run up to an epoch; those that a killed run made after it are left out."""
+    """Read the frames of a run up to an epoch, ignoring later ones left by a killed run."""
     names = {epoch: folder / "film" / f"epoch_{epoch:04}.npy" for epoch in range(1, last + 1)}
     return {epoch: _frame(file) for epoch, file in names.items() if file.is_file()}
 
@@ -58,7 +58,7 @@ def _frame(file: Path) -> NDArray[np.float32]:
     try:
         frame = np.load(file, allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{str(file)!r} is no frame of a film: delete it ({error})") from None
+        raise ValueError(f"{str(file)!r} is not a frame of a film: delete it ({error})") from None
     if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype.kind != "f":
-        raise ValueError(f"{str(file)!r} is no frame of a film, heatmaps (B, H, W): delete it")
+        raise ValueError(f"{str(file)!r} is not a frame of a film, which is heatmaps (B, H, W): delete it")
     return frame

@@ -1,4 +1,4 @@
-"""Let Lightning train, and say in one line what it could not make out of what it was given."""
+"""Let Lightning train, and report in one line what it could not handle."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ from visattn.training.errors import PROBLEMS, modules_of, one_line
 from visattn.training.ranks import is_first
 from visattn.training.runs import Run
 
-# What reads a checkpoint.
+# The module that reads a checkpoint.
 RESTORING = "lightning.pytorch.trainer.connectors.checkpoint_connector"
 
 
 def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, arguments: Mapping[str, Any]) -> None:
-    """Train. What Lightning cannot make out of a checkpoint, or of its own arguments, is said in one line."""
+    """Train; a checkpoint or Trainer argument that Lightning cannot handle becomes a one-line error."""
     if trainer.world_size == 1 and not is_first():
         raise ValueError(
             "the environment says that this is not the first process, but it is the only one: unset RANK, LOCAL_RANK, "
-            "NODE_RANK and SLURM_PROCID, or start all of them"
+            "NODE_RANK and SLURM_PROCID, or start all processes"
         )
     try:
         with said_once():
             trainer.fit(classifier, data, ckpt_path=run.checkpoint, weights_only=True)
     except Exception as error:
         passed, reason = modules_of(error), f"{type(error).__name__}: {one_line(error)[:200]}"
-        if RESTORING in passed and not passed[-1].startswith("visattn."):
-            raise ValueError(f"{str(run.checkpoint)!r} does not hold the state of a run ({reason})") from error
+        resumed = RESTORING in passed or (run.checkpoint is not None and any("optim." in each for each in passed[-3:]))
+        if resumed and not passed[-1].startswith("visattn.") and not isinstance(error, FloatingPointError):
+            raise ValueError(f"{str(run.checkpoint)!r} does not contain the state of a run ({reason})") from error
         if arguments and passed[-1].startswith("lightning.") and not isinstance(error, PROBLEMS):
-            raise ValueError(f"Lightning's trainer cannot go on like this: {reason}") from error
+            raise ValueError(f"Lightning's Trainer failed with these arguments: {reason}") from error
         raise
     if trainer.current_epoch == 0:
-        raise ValueError("no epoch was trained, so there is nothing to keep: look at --trainer.max_steps and max_time")
+        raise ValueError("no epoch was completed, so there is nothing to save: check --trainer.max_steps and max_time")
 
 
 @contextmanager
 def said_once() -> Iterator[None]:
-    """A thread that cannot write, such as tensorboard's, hands its error on to the trainer; no need to show it, too."""
+    """Hide the traceback of a thread that cannot write, such as tensorboard's: the trainer reports the same error."""
     before = threading.excepthook
     threading.excepthook = lambda told: None if isinstance(told.exc_value, OSError) else before(told)
     try:
@@ -50,7 +51,7 @@ def said_once() -> Iterator[None]:
     except OSError:
         for thread in threading.enumerate():
             if type(thread).__module__.startswith("tensorboard."):
-                thread.join(1)  # it may be about to
+                thread.join(1)  # it may be about to fail
         raise
     finally:
         threading.excepthook = before

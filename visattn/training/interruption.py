@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM: finish the step, save, stop."""
+"""On Ctrl-C or SIGTERM: finish the step, save, stop."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from visattn.training.signals import Interrupted, On, Signals
 
 
 class Interruption(Callback):
-    """After a signal, saves ``last.ckpt`` between two steps and ends the run.
+    """After a signal, save ``last.ckpt`` between two steps and end the run.
 
-    With several processes they agree on the step, since a signal does not reach them all in the same one, if it reaches
-    them all: each says after a step what it has heard, and all of them act on it one step later.
+    Several processes agree on the step, since a signal may reach them in different steps, or only some of them: each
+    reports after a step what it has received, and all of them act on it one step later.
     """
 
     def __init__(self, run: Run, signals: Signals) -> None:
@@ -26,12 +26,12 @@ class Interruption(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Get ready to agree."""
+        """Set up the agreement."""
         self.agreement = Agreement()
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop before the first step; there is nothing new to save."""
+        """Stop before the first step, when there is nothing new to save."""
         self.signals.first = On.NOTE
         self._stop(self.agreement.now(self.signals.number))
 
@@ -39,7 +39,7 @@ class Interruption(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Stop after an optimiser step; the last one of an epoch or of all is followed by saving anyway."""
+        """Stop after an optimiser step, except the last of an epoch or of the run, after which the run saves anyway."""
         last = trainer.is_last_batch or trainer.global_step == trainer.max_steps
         if last or (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
@@ -50,34 +50,34 @@ class Interruption(Callback):
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop between two epochs: the one before has been saved."""
+        """Stop between two epochs, when the previous one has been saved."""
         if trainer.current_epoch > 0:
             self._stop(self.agreement.now(self.signals.number))
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave nothing under way."""
+        """Wait for pending communication."""
         self.agreement.result()
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Training is done: a signal does not keep what is left from being finished."""
+        """Training is done: let what remains finish despite a signal."""
         self.signals.first = On.NOTE
 
     def _stop(self, number: int) -> None:
         if not number:
             return
         if self.signals.launcher is not None:
-            # Lightning watches these, and kills this process when it sees one of them end as this one is about to.
+            # Lightning watches these processes, and kills this one when it sees one of them end.
             self.signals.launcher.procs.clear()
         raise Interrupted(number, self.run.folder if self.run.last.is_file() else None)
 
 
 def take_over(trainer: Trainer, signals: Signals) -> None:
-    """Make the signals ours, from here to the end of training.
+    """Take over signal handling from Lightning until the end of training.
 
     Lightning's own handlers write a checkpoint in the middle of a step, or wait for other processes wherever a signal
-    happens to hit them, and before every step its loop makes all devices wait for the first process's word.
+    happens to arrive, and its loop makes all devices wait for the first process before every step.
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

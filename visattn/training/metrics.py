@@ -1,8 +1,8 @@
-"""What is measured in every step, without a look at it.
+"""Metrics that are updated in every step without waiting for the device.
 
-A GPU works through a queue, and the host has to wait for it whenever it wants to know a number. torchmetrics asks in
-every update, since it indexes with masks; here sums and counts stay on the device until an epoch ends. The results are
-the same.
+A GPU works through a queue, and the host has to wait whenever it reads a value back. torchmetrics does that in every
+update, since it indexes with masks; here sums and counts stay on the device until an epoch ends. The results are the
+same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from visattn.data.loader import IGNORE
 
 
 class Mean(Metric):
-    """The weighted mean of what are numbers; what is not a number does not count."""
+    """Weighted mean, ignoring NaN."""
 
     full_state_update = False
     total: Tensor
@@ -27,19 +27,19 @@ class Mean(Metric):
         self.add_state("weight", torch.zeros(()), dist_reduce_fx="sum")
 
     def update(self, value: Tensor, weight: Tensor | int) -> None:
-        """Take a number into account; it has no shape."""
+        """Add a scalar."""
         value = value.float()
         missing = value.isnan()
         self.total += (value * weight).masked_fill(missing, 0)
         self.weight += (~missing) * weight
 
     def compute(self) -> Tensor:
-        """Of all processes; not a number if there was nothing."""
+        """Mean over all processes; NaN if nothing was added."""
         return self.total / self.weight
 
 
 class Accuracy(Metric):
-    """The share of images whose label is among the k highest logits.
+    """Fraction of images whose label is among the k highest logits.
 
     Args:
         k: 1 for the highest.
@@ -56,19 +56,19 @@ class Accuracy(Metric):
             self.add_state(name, torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, label: Tensor) -> None:
-        """Count the right answers of a batch: logits (B, classes), labels (B,)."""
+        """Count the correct answers of a batch: logits (B, classes), labels (B,)."""
         counted = label != IGNORE
         guesses = logits.argmax(1, keepdim=True) if self.k == 1 else logits.topk(self.k).indices  # (B, k)
         self.right += ((guesses == label[:, None]).any(1) & counted).sum()
         self.counted += counted.sum()
 
     def compute(self) -> Tensor:
-        """Of all processes; zero if there was nothing."""
+        """Accuracy over all processes; zero if nothing was counted."""
         return self.right / self.counted.clamp(min=1)
 
 
 class Confusion(Metric):
-    """How often images of each class (rows) were taken for each class (columns).
+    """Confusion matrix: true classes in rows, predicted classes in columns.
 
     Args:
         num_classes: C.
@@ -88,5 +88,5 @@ class Confusion(Metric):
         self.matrix.view(-1).index_add_(0, cell, counted.long())
 
     def compute(self) -> Tensor:
-        """(C, C), of all processes."""
+        """Matrix (C, C) over all processes."""
         return self.matrix

@@ -1,4 +1,4 @@
-"""Optimiser and learning rate of a run."""
+"""Optimiser and learning-rate schedule of a run."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from visattn.models.wrapping import NAME, plain_name
+from visattn.models.wrapper import NAME, plain_name
 from visattn.policy import DecisionModule
 from visattn.registry import suggest
 from visattn.training.settings import Settings
 
 AVERAGES = {"exp_avg", "exp_avg_sq", "momentum_buffer"}  # in the state of many optimisers
 
-# One kernel for the whole step, three times as fast on a CPU. SGD's does not know sharded weights, and none of them
-# can be clipped under fp16's loss scaling.
+# One kernel for the whole step, three times as fast on a CPU. SGD's does not support sharded weights, and none of them
+# supports gradient clipping under fp16 loss scaling.
 FUSED = ("adam", "adamw")
-RECIPE = ("initial_lr", "weight_decay", "momentum")  # what settings say about a group of parameters
+FIXED = {"alpha", "amsgrad", "betas", "eps", "maximize", "nesterov"}  # what no setting changes
+RECIPE = ("initial_lr", "weight_decay", "momentum")  # what the settings determine in a parameter group
 
 
 def gains(model: nn.Module) -> Iterator[str]:
-    """Names of parameters that scale or shift, whatever their shape: (C, 1, 1) is a vector too.
+    """Names of the parameters that scale or shift, whatever their shape: (C, 1, 1) is a vector too.
 
     >>> from visattn.blocks import create_block
     >>> list(gains(create_block("gct", 8)))
@@ -41,7 +42,7 @@ def gains(model: nn.Module) -> Iterator[str]:
 
 
 def new_parts(model: nn.Module) -> Iterator[nn.Module]:
-    """What no pretrained weights are for: the classifier, attached attention, and what decides."""
+    """Modules without pretrained weights: the classifier, attached attention and decision modules."""
     if callable(get := getattr(model, "get_classifier", None)):
         classifier = get()
         yield from classifier if isinstance(classifier, tuple) else (classifier,)
@@ -57,13 +58,13 @@ def new_parts(model: nn.Module) -> Iterator[nn.Module]:
 
 
 class _PlainlyNamed:
-    """A model whose parameters are called as they would be without attached blocks, which is how timm knows them."""
+    """View of a model whose parameters are named as without attached blocks, which is how timm knows them."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """As of the model."""
+        """Parameters with their plain names."""
         return ((plain_name(name), parameter) for name, parameter in self.model.named_parameters())
 
     def __getattr__(self, name: str) -> Any:
@@ -78,7 +79,7 @@ def check_optimizer(name: str) -> None:
 
 
 def create_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
-    """timm's optimiser of a name; norms, biases and gains, and what the model itself names, have no weight decay."""
+    """Create timm's optimiser; norms, biases, gains and whatever the model itself names have no weight decay."""
     check_optimizer(settings.optimizer)
     spared = set(gains(model))
     if callable(own := getattr(model, "no_weight_decay", None)):
@@ -103,17 +104,17 @@ def create_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
         return create_optimizer_v2(
             groups, settings.optimizer, settings.lr, settings.weight_decay, settings.momentum, **extra
         )
-    except (AssertionError, ImportError, RuntimeError) as error:  # some want a GPU, or another package
+    except (AssertionError, ImportError, RuntimeError) as error:  # some need a GPU, or another package
         raise ValueError(f"--optimizer {settings.optimizer} cannot be used here: {error}") from error
 
 
 def recipe(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What the settings say about every group of parameters."""
+    """Values that the settings determine, for every parameter group."""
     return [{key: group[key] for key in RECIPE if key in group} for group in optimizer.param_groups]
 
 
 def apply_recipe(recipes: Sequence[Mapping[str, Any]], optimizer: Optimizer, schedule: Any) -> None:
-    """Let a recipe hold from here on, at the present point of the schedule."""
+    """Apply a recipe from now on, at the current point of the schedule."""
     schedule.base_lrs = [each["initial_lr"] for each in recipes]
     for group, each, factor in zip(optimizer.param_groups, recipes, schedule.lr_lambdas, strict=True):
         group.update(each)
@@ -121,13 +122,12 @@ def apply_recipe(recipes: Sequence[Mapping[str, Any]], optimizer: Optimizer, sch
 
 
 def _agree(saved: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    """Whether a group of parameters is set by the same arguments, pairs where there are pairs."""
-    pairs = [key for key, value in own.items() if isinstance(value, tuple)]
-    return saved.keys() >= own.keys() and all(isinstance(saved[key], tuple) for key in pairs)
+    """Whether a saved parameter group has the same arguments, with equal values where no setting changes them."""
+    return saved.keys() >= own.keys() and all(saved[key] == own[key] for key in FIXED & own.keys())
 
 
 def _fits(saved: Any, parameter: nn.Parameter | None) -> bool:
-    """Whether the state of a parameter can be its own: averages of its gradient have its shape."""
+    """Whether a saved state fits a parameter: averages of its gradient have its shape."""
     if not isinstance(saved, dict) or any(isinstance(value, str) for value in saved.values()):
         return False
     averages = [saved[key] for key in AVERAGES & saved.keys() if isinstance(saved[key], Tensor)]
@@ -135,10 +135,10 @@ def _fits(saved: Any, parameter: nn.Parameter | None) -> bool:
 
 
 def check_optimizer_state(state: Mapping[str, Any], model: nn.Module, settings: Settings) -> None:
-    """Raise if a checkpoint has the state of another optimiser than that of the settings, or for other parameters."""
+    """Raise if a checkpoint's optimiser state does not match the optimiser and parameters of these settings."""
     saved, own = state["optimizer_states"][0]["param_groups"], create_optimizer(model, settings).param_groups
     sizes = [[len(group["params"]) for group in groups] for groups in (saved, own)]
-    # Which number a parameter has is up to whoever wrote the checkpoint: sharded runs number them in the model's order.
+    # Checkpoints number their parameters differently: sharded runs use the model's order.
     numbers = [number for group in saved for number in group["params"]]
     parameters = dict(zip(numbers, (each for group in own for each in group["params"]), strict=False))
     if (
@@ -147,13 +147,13 @@ def check_optimizer_state(state: Mapping[str, Any], model: nn.Module, settings: 
         or not all(_fits(each, parameters.get(key)) for key, each in state["optimizer_states"][0]["state"].items())
     ):
         raise ValueError(
-            "the checkpoint has the state of another optimiser, or of one for other parameters: resume with the "
-            "--optimizer, --layer-decay, --new-lr-factor and --freeze-backbone that the run was begun with"
+            "the optimiser state in the checkpoint does not match these settings: resume with the "
+            "--optimizer, --layer-decay, --new-lr-factor and --freeze-backbone that the run started with"
         )
 
 
 def _faster(groups: Sequence[dict[str, Any]], parts: Iterable[nn.Module], factor: float) -> Iterator[dict[str, Any]]:
-    """The same groups, with the parameters of some modules in groups of their own at another learning rate."""
+    """Split the parameters of some modules off into groups with a scaled learning rate."""
     chosen = {id(parameter) for part in parts for parameter in part.parameters()}
     for group in groups:
         for inside, rate in ((False, group["lr"]), (True, factor * group["lr"])):
@@ -163,7 +163,7 @@ def _faster(groups: Sequence[dict[str, Any]], parts: Iterable[nn.Module], factor
 
 
 def cosine_with_warmup(optimizer: Optimizer, *, steps: int, warmup: int) -> LambdaLR:
-    """Rise in a straight line, then fall as half a cosine, one value per optimiser step."""
+    """Linear warm-up, then half a cosine down to zero, with one value per optimiser step."""
     warmup = min(warmup, steps - 1)
 
     def factor(step: int) -> float:

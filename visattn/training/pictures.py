@@ -1,4 +1,4 @@
-"""What is drawn during and after a training run."""
+"""The pictures of a training run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FRAMES = 12
 
 
 def create_film(folder: Path, settings: Settings, model: nn.Module, data: ImageData) -> list[Film]:
-    """A film of the model's attention on validation images that stay the same, if it is wanted and possible."""
+    """Create a film of the model's attention on fixed validation images, if it is wanted and possible."""
     every = max(1, settings.epochs // FRAMES) if settings.film_every is None else settings.film_every
     if every == 0:
         return []
@@ -37,13 +37,13 @@ def create_film(folder: Path, settings: Settings, model: nn.Module, data: ImageD
     try:
         _, look = _way_to_look(model, inputs)
     except ValueError as error:
-        on_first_process(print, f"note: no heatmaps of this model, since {error}")
+        on_first_process(print, f"note: no heatmaps for this model: {error}")
         return []
     return [Film(folder, every, np.stack(examples.images), inputs, look)]
 
 
 def _way_to_look(model: nn.Module, inputs: Tensor) -> tuple[str, Look]:
-    """How to see what a model looks at, by name: its glimpses if it takes any, else Grad-CAM."""
+    """Name and function of the method to use: glimpses if the model takes any, otherwise Grad-CAM."""
     if isinstance(model, HasFixations):
         return "glimpses", lambda model, images: explain(model, images, "glimpses").heatmap
     return "Grad-CAM", partial(grad_cam, place=look_at(model, inputs))
@@ -55,7 +55,7 @@ def _inputs(examples: Examples, data: ImageData) -> Tensor:
 
 
 def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dict[str, Any]]) -> None:
-    """``heatmaps.png``, ``curves.png`` and ``confusion.png`` of a finished run."""
+    """Draw ``heatmaps.png``, ``curves.png`` and ``confusion.png`` of a finished run."""
     name = folder.name
     draw_curves(folder / "curves.png", rows, name)
     confusion = folder / "confusion.csv"
@@ -68,7 +68,7 @@ def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dic
     try:
         way, look = _way_to_look(model, inputs)
     except ValueError:
-        return  # said at the beginning
+        return  # reported at the start
     maps = look(model, inputs).numpy()
     masks = None if examples.masks is None else np.stack(examples.masks)
     title = f"What {name} looks at ({way}, best epoch)"
@@ -78,7 +78,7 @@ def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dic
     if masks is not None:
         inside = float((maps * masks).sum() / max(maps.sum(), 1e-12))
         title += f": {inside:.0%} of it on the outlined digit, which covers {masks.mean():.0%} of the image"
-    label = "seen how often (most = 1)" if isinstance(model, HasFixations) else "evidence for the answer (largest = 1)"
+    label = "how often seen (most = 1)" if isinstance(model, HasFixations) else "evidence for the answer (largest = 1)"
     draw_heatmaps(folder / "heatmaps.png", images, maps, answers, title=title, label=label, masks=masks)
 
 
@@ -96,7 +96,7 @@ def _draw_fixations(
     title = f"Where {name} looks, step by step"
     if masks is not None:
         own, other = (on_mask(points, torch.from_numpy(each)).float().mean() for each in (masks, np.roll(masks, 1, 0)))
-        title += f": {own:.0%} of the fixations on the outlined digit, {other:.0%} on where it is in another image"
+        title += f": {own:.0%} of the fixations on the outlined digit, {other:.0%} on its place in another image"
     paths = [Fixations(each, (width, height)) for each in points.float().numpy()]
     draw_paths(path, images, {name: list(zip(paths, answers, strict=True))}, title=title, masks=masks)
 

@@ -1,4 +1,4 @@
-"""What a person sees while a model trains."""
+"""The progress bar and the line per epoch of a training run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ READ_EVERY = 5  # steps; reading the loss makes a GPU wait
 
 
 class TrainingProgress(ProgressBar):
-    """One bar over the whole run with loss, accuracy, images per second and time left; a line per epoch stays.
+    """One bar for the whole run, with loss, accuracy, images per second and time left, and a line per epoch.
 
-    Without a terminal (a log file, a cluster) there are only the lines.
+    Without a terminal (in a log file or on a cluster) there are only the lines.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class TrainingProgress(ProgressBar):
         self._images, self._before = 0, 0.0
 
     def disable(self) -> None:
-        """On all processes but the first."""
+        """Turn the bar off; called on all processes but the first."""
         self.enabled = False
 
     @override
@@ -61,7 +61,7 @@ class TrainingProgress(ProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Move on by a batch."""
+        """Advance by a batch."""
         if self._bar is None:
             return
         self._images += len(batch["image"]) * trainer.world_size
@@ -82,17 +82,17 @@ class TrainingProgress(ProgressBar):
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say so: the bar stands still meanwhile."""
+        """Show that validation is running, while the bar stands still."""
         if self._bar is not None:
             self._bar.update(self._task, status="validating ")
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the time out of the speed."""
+        """Exclude validation from the speed."""
         self._images, self._before = 0, time.perf_counter()
 
     def finish_epoch(self, row: dict[str, Any], epochs: int | None, best: bool) -> None:
-        """Leave a line behind."""
+        """Print the line of an epoch."""
         parts = [f"epoch {row['epoch']}/{epochs}", f"loss {row['train_loss']:.3f}", f"accuracy {row['train_top1']:.1%}"]
         if row["val_top1"] is not None:
             parts += [f"val loss {row['val_loss']:.3f}", f"val accuracy {row['val_top1']:.1%}"]

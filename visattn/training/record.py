@@ -1,4 +1,4 @@
-"""What is left of every epoch: a row of numbers and a checkpoint."""
+"""What every epoch leaves behind: a row of metrics and a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ COLUMNS = ("epoch", "step", *METRICS, "lr", "images_per_second", "seconds")
 
 
 class Record(Checkpoint):
-    """Writes ``metrics.csv``, ``confusion.csv``, ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt``.
+    """Write ``metrics.csv``, ``confusion.csv``, ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt``.
 
-    Best is the epoch with the highest validation accuracy, of equal ones that with the lowest loss, and of equal ones
-    the last. Each file is replaced atomically, and the rows are part of the checkpoint, so that a run that is killed
-    at any moment resumes from the end of an epoch as if nothing had happened.
+    The best epoch has the highest validation accuracy; ties go to the lowest loss, then to the last epoch. Each file is
+    replaced atomically, and the rows are part of the checkpoint, so a run that is killed at any moment resumes from the
+    end of an epoch as if nothing had happened.
 
     Args:
         run: where to write.
         tell: called on the first process with an epoch's row, the number of epochs, and whether it is the best so far.
-        patience: end the run after so many epochs without a better one.
+        patience: end the run after this many epochs without improvement.
     """
 
     def __init__(
@@ -46,25 +46,22 @@ class Record(Checkpoint):
         self._best_is_lost = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows so far."""
+        """Return the rows so far."""
         return {"rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after these."""
-        rows = state_dict.get("rows")
-        if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
-            raise ValueError("the checkpoint's table of epochs is not what a run writes: it cannot be resumed")
-        self.rows = rows
+        """Continue after the saved rows."""
+        self.rows = recorded({Record.__qualname__: state_dict})
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock; a run resumed within an epoch does not start that epoch."""
-        self._best_is_lost = not self.run.best.is_file()  # of a run that is resumed: the next one is the best there is
+        """Start the clock, also for a run resumed within an epoch."""
+        self._best_is_lost = not self.run.best.is_file()  # of a resumed run: the next epoch counts as best
         self._start_clock()
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
+        """Start the clock of the epoch."""
         self._start_clock()
 
     def _start_clock(self) -> None:
@@ -80,12 +77,12 @@ class Record(Checkpoint):
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock of training."""
+        """Stop the training clock."""
         self._trained = time.perf_counter()
         pl_module.confusion.reset()  # type: ignore[operator, union-attr]
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write everything."""
+        """Write the epoch's row, confusion matrix and checkpoint."""
         now = time.perf_counter()
         metrics = trainer.callback_metrics
         self.rows.append(
@@ -120,18 +117,18 @@ class Record(Checkpoint):
 
 
 def quality(row: Mapping[str, Any]) -> tuple[float, float]:
-    """Validation accuracy, and loss where that is equal: the larger, the better; without validation all are equal."""
+    """Sort key of an epoch, larger is better: validation accuracy, then loss; equal for all without validation."""
     accuracy, loss = row["val_top1"], row["val_loss"]
     return -1 if accuracy is None else accuracy, -math.inf if loss is None or math.isnan(loss) else -loss
 
 
 def best_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The row of the best epoch, the last of equal ones."""
+    """Row of the best epoch; the last one in case of a tie."""
     return max(reversed(rows), key=quality)
 
 
 def epochs_without_a_better_one(rows: Sequence[Mapping[str, Any]]) -> int:
-    """How many epochs there were after the best one, the first of equal ones.
+    """Number of epochs after the best one; the first one in case of a tie.
 
     >>> epochs_without_a_better_one([{"val_top1": 0.9, "val_loss": loss} for loss in (0.7, 0.5, 0.5, 0.6)])
     2
@@ -140,7 +137,7 @@ def epochs_without_a_better_one(rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 def read_rows(run: Run) -> list[dict[str, Any]]:
-    """The rows of ``metrics.csv``."""
+    """Read the rows of ``metrics.csv``."""
     path = run.folder / "metrics.csv"
     try:
         with path.open(newline="") as stream:
@@ -150,7 +147,21 @@ def read_rows(run: Run) -> list[dict[str, Any]]:
 
 
 def _is_row(row: Any) -> bool:
-    return isinstance(row, dict) and row.keys() == set(COLUMNS)
+    return (
+        isinstance(row, dict)
+        and row.keys() == set(COLUMNS)
+        and all(type(row[key]) in (int, float) or (row[key] is None and key in METRICS) for key in COLUMNS)
+        and all(row[key] is None or 0 <= row[key] <= 1 for key in METRICS if "top" in key)
+    )
+
+
+def recorded(callbacks: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The table of epochs in the part of a checkpoint that callbacks wrote; raises if there is none."""
+    state = callbacks.get(Record.__qualname__)
+    rows = state.get("rows") if isinstance(state, dict) else None
+    if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
+        raise ValueError("the checkpoint's table of epochs is malformed: it cannot be resumed")
+    return rows
 
 
 def _number(text: str) -> float | None:
@@ -158,7 +169,7 @@ def _number(text: str) -> float | None:
 
 
 def _duplicate(source: Path, target: Path) -> None:
-    """A second name for a file where the file system knows such a thing, or else a copy."""
+    """Hard-link a file, or copy it where the file system has no hard links."""
     with replacing(target) as partial:
         try:
             os.link(source, partial)

@@ -1,4 +1,4 @@
-"""The folder of a run: what it is called and what lies in it."""
+"""The folder of a run: its name and its contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from visattn.files import replacing
 from visattn.training import slurm
 from visattn.training.settings import Settings
 
-ALONE = "last"  # what --resume without a value stands for
+ALONE = "last"  # the value of a bare --resume
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Run:
     """A run's folder.
 
     Args:
-        folder: all that the run writes.
-        checkpoint: where to go on, if the run is resumed.
+        folder: where the run writes.
+        checkpoint: what to resume from, if the run is resumed.
     """
 
     folder: Path
@@ -31,23 +31,23 @@ class Run:
 
     @property
     def last(self) -> Path:
-        """The state after the last epoch, to resume from."""
+        """Checkpoint after the last epoch, to resume from."""
         return self.folder / "checkpoints" / "last.ckpt"
 
     @property
     def best(self) -> Path:
-        """The state after the epoch with the best validation accuracy."""
+        """Checkpoint after the epoch with the best validation accuracy."""
         return self.folder / "checkpoints" / "best.ckpt"
 
     def summary(self, best: dict[str, Any], seconds: float) -> str:
-        """What came of it, and where it lies."""
+        """Summary of the results, and where they are."""
         files = {
-            "heatmaps.png": "validation images with what the model looks at",
+            "heatmaps.png": "what the model looks at on validation images",
             "fixations.png": "where it looks, step by step",
-            "film.png": "how that came about",
+            "film.png": "how its attention formed, epoch by epoch",
             "curves.png": "loss and accuracy",
-            "confusion.png": "the confusion matrix: which classes are mistaken for which",
-            "model.safetensors": "the weights of the best epoch, with model.json",
+            "confusion.png": "the confusion matrix",
+            "model.safetensors": "the weights of the best epoch; model.json is their model card",
             "checkpoints/": "last.ckpt to resume from, best.ckpt",
             "metrics.csv": "a row per epoch",
             "tensorboard/": "for tensorboard --logdir",
@@ -55,14 +55,14 @@ class Run:
         }
         minutes, rest = divmod(round(seconds), 60)
         accuracy = "" if best["val_top1"] is None else f"best validation accuracy {best['val_top1']:.1%} "
-        lines = [f"{accuracy}(epoch {best['epoch']}), {minutes} min {rest} s in all", f"{self.folder}/"]
+        lines = [f"{accuracy}(epoch {best['epoch']}), {minutes} min {rest} s in total", f"{self.folder}/"]
         return "\n".join(
             [*lines, *(f"  {name:18} {text}" for name, text in files.items() if (self.folder / name).exists())]
         )
 
 
 def start(run: Run, config: str) -> None:
-    """Note the settings in the folder, below the commands of a run that is resumed."""
+    """Write the settings to the folder, below the commands of a resumed run."""
     path = run.folder / "config.yaml"
     before = path.read_text().splitlines() if path.is_file() else []
     commands = [line for line in before if line.startswith("#")]
@@ -73,7 +73,7 @@ def start(run: Run, config: str) -> None:
 
 
 def default_name(settings: Settings) -> str:
-    """Model and data.
+    """Default name of a run: model and data.
 
     >>> default_name(Settings(model="resnet50", attn="cbam", data="imagenette"))
     'resnet50_cbam-imagenette'
@@ -90,9 +90,9 @@ def _job_line() -> str:
 
 
 def find_run(settings: Settings, config: str) -> Run:
-    """The folder of a run to resume, or of a new one: never one that has something in it already.
+    """Find the folder of a run to resume, or choose a new one that does not exist yet.
 
-    A job that SLURM starts again resumes its own run, which is known by the job's number and the ``config``.
+    A job that SLURM restarts resumes its own run, recognised by the job id and the ``config``.
     """
     name, out = settings.name or default_name(settings), Path(settings.out)
     if settings.resume == ALONE:
@@ -113,9 +113,9 @@ def find_run(settings: Settings, config: str) -> Run:
 
 @contextmanager
 def claimed(settings: Settings, config: str) -> Iterator[Run]:
-    """The run of `find_run` with its folder made, so that runs that start at once have one each.
+    """Create the folder of the run of `find_run`, so that runs that start at the same time get one each.
 
-    If it comes to an error inside, folders that were made and are still empty are taken away again.
+    If an error occurs inside, folders that were created and are still empty are removed again.
     """
     while True:
         run = find_run(settings, config)
@@ -148,7 +148,7 @@ def _named(path: Path) -> Run:
             raise ValueError(f"{str(path)!r} has no checkpoint to resume from (checkpoints/last.ckpt)")
         return Run(path, run.last)
     if not path.is_file():
-        raise ValueError(f"--resume: there is no run and no checkpoint {str(path)!r}")
+        raise ValueError(f"--resume: no such run or checkpoint: {str(path)!r}")
     return Run(path.parent.parent if path.parent.name == "checkpoints" else path.parent, path)
 
 
@@ -158,7 +158,7 @@ def _number(folder: Path, name: str) -> int:
 
 
 def _versions(out: Path, name: str) -> list[Path]:
-    """The runs of a name, oldest first; the first one even if it is not there yet."""
+    """Folders of the runs with a name, oldest first; the first one even if it does not exist yet."""
     pattern = re.compile(re.escape(Path(name).name) + r"-run\d+")
     folder = (out / name).parent
     later = [path for path in folder.iterdir() if pattern.fullmatch(path.name)] if folder.is_dir() else []

@@ -1,4 +1,4 @@
-"""The signals that end a run: Ctrl-C, SIGTERM, and whatever else is listened for."""
+"""The signals that end a run: Ctrl-C, SIGTERM, and any others that are listened for."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from visattn.training.ranks import is_first
 
-ECHO = 2.0  # seconds in which a signal that comes again is still the same: schedulers and timeout(1) send it twice
+ECHO = 2.0  # seconds within which a repeated signal counts once: schedulers and timeout(1) send it twice
 TOO_EARLY = "stopped before training began: nothing to save"
 
 
 class Interrupted(BaseException):
     """The run was stopped by a signal.
 
-    It is not an Exception, so that nobody who handles errors on the way takes it for one.
+    It is not an Exception, so that error handlers on the way do not catch it.
 
     Args:
-        number: of the signal.
-        folder: of the run, if there is something in it to resume.
+        number: number of the signal.
+        folder: folder of the run, if it can be resumed.
     """
 
     def __init__(self, number: int, folder: str | os.PathLike[str] | None = None) -> None:
@@ -39,24 +39,24 @@ class On(Enum):
     """What the first signal does."""
 
     RAISE = auto()  # Interrupted, wherever the program is
-    LEAVE = auto()  # end the process: while processes look for each other, Python's own handlers do not run
-    NOTE = auto()  # nothing yet: somebody looks at `number` when the time is right
+    LEAVE = auto()  # end the process: while processes are connecting, Python's own handlers do not run
+    NOTE = auto()  # nothing yet: `number` is read when the time is right
 
 
 class Signals:
-    """Listens from the beginning of a run to its end; a second signal ends the process at once.
+    """Listen from the beginning of a run to its end; a second signal ends the process at once.
 
-    Python runs handlers between two lines of the main thread, thus never while that waits for another process. What
-    must happen in any case is done by a thread, which the interpreter wakes up as soon as a signal arrives.
+    Python runs handlers between two lines of the main thread, and so never while it waits for another process. What
+    must happen in any case is done by a thread that the interpreter wakes as soon as a signal arrives.
     """
 
     def __init__(self) -> None:
         self.number = 0  # of the first signal, 0 if there was none
         self.first = On.RAISE
-        self.requeue: int | None = None  # the signal after which SLURM is to start the job again
-        self.launcher: _SubprocessScriptLauncher | None = None  # of the other processes, if this one has started them
+        self.requeue: int | None = None  # the signal after which SLURM should requeue the job
+        self.launcher: _SubprocessScriptLauncher | None = None  # of the other processes, if this one started them
         self._before: dict[int, Any] = {}
-        self._listens = threading.current_thread() is threading.main_thread()  # Python tells no other thread
+        self._listens = threading.current_thread() is threading.main_thread()  # Python delivers signals to no other
 
     def __enter__(self) -> Signals:
         if self._listens:
@@ -79,7 +79,7 @@ class Signals:
             self._wake.close()
 
     def listen(self, number: int) -> None:
-        """Listen for one more."""
+        """Listen for one more signal."""
         if self._listens and number not in self._before:
             self._before[number] = signal.signal(number, self._note)
 
@@ -94,7 +94,7 @@ class Signals:
         with wakeups:
             while number := wakeups.recv(1)[0]:
                 if number not in self._before:
-                    continue  # somebody else's, such as the end of a child
+                    continue  # not ours, such as the end of a child process
                 began = began or time.monotonic()
                 if self.first is On.LEAVE:
                     if is_first():

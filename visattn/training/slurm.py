@@ -1,4 +1,4 @@
-"""A run as a job of SLURM, which can be put back into the queue."""
+"""Runs as SLURM jobs, which can be requeued."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 
 
 def job() -> str | None:
-    """The job's number as ``scontrol`` knows it, if this is one."""
+    """Id of the SLURM job as ``scontrol`` takes it, or None outside SLURM."""
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ.get('SLURM_ARRAY_TASK_ID', '0')}"
     return os.environ.get("SLURM_JOB_ID")
@@ -25,7 +25,7 @@ def is_restarted() -> bool:
 
 
 def requeue_signal(trainer: Trainer) -> int | None:
-    """The signal by which SLURM announces that the job's time is up, if the job is to be put back into the queue."""
+    """Signal by which SLURM announces that the job's time is up, if the job should be requeued."""
     environment = trainer._accelerator_connector.cluster_environment
     if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
         return environment.requeue_signal
@@ -33,7 +33,7 @@ def requeue_signal(trainer: Trainer) -> int | None:
 
 
 def requeue() -> str:
-    """Ask for another go; returns what came of it."""
+    """Requeue the job; returns a line about the outcome."""
     command = ["scontrol", "requeue", str(job())]
     try:
         result = subprocess.run(command, capture_output=True, text=True)
@@ -41,4 +41,4 @@ def requeue() -> str:
         return f"{' '.join(command)} failed: {error.strerror}"
     if result.returncode:
         return f"{' '.join(command)} failed: {' '.join(result.stderr.split()) or result.returncode}"
-    return f"SLURM will start job {job()} again"
+    return f"SLURM will restart job {job()}"

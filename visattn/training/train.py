@@ -27,19 +27,19 @@ from visattn.training.trainer import create_trainer
 
 
 def train(settings: Settings, arguments: Mapping[str, Any], config: str, signals: Signals) -> None:
-    """One run.
+    """Run one training from beginning to end.
 
     Args:
-        settings: of the run.
-        arguments: of Lightning's trainer.
-        config: all of this as the text of a ``config.yaml``.
-        signals: end the run early.
+        settings: settings of the run.
+        arguments: arguments of Lightning's Trainer.
+        config: both of these as the text of a ``config.yaml``.
+        signals: signals that end the run early.
     """
     began = time.perf_counter()
 
-    # A folder of its own, or that of the run to resume.
+    # A new folder, or that of the run to resume.
     with claimed(settings, config) if is_first() else nullcontext(find_run(settings, config)) as run:
-        # Images, a model for them, and the images again as this model wants them.
+        # Images, a model for them, and the images prepared for this model.
         source = create_source(settings)
         state, known = read_state(run)
         classifier = create_classifier(settings, source, resumed=run.checkpoint is not None)
@@ -48,7 +48,7 @@ def train(settings: Settings, arguments: Mapping[str, Any], config: str, signals
         if state is not None:  # before anything is written
             check_resumable(state, known, classifier.model, settings, source.classes)
             check_optimizer_state(state, classifier.model, settings)
-            if run.best.is_file():  # is read when all is done, and that may be days
+            if run.best.is_file():  # it is read only at the end, which may be days away
                 check_resumable(load_checkpoint(run.best), known, classifier.model, settings, source.classes)
         del state  # Lightning reads it again
         film = create_film(run.folder, settings, classifier.model, data)
@@ -58,7 +58,7 @@ def train(settings: Settings, arguments: Mapping[str, Any], config: str, signals
 
     fit(trainer, classifier, data, run, arguments)
 
-    # What is left: weights with a card, and pictures.
+    # The results: weights with a model card, and pictures.
     data.report_bad_images()
     if is_first():
         rows, kept = read_rows(run), load_checkpoint(run.best)
@@ -72,7 +72,7 @@ def train(settings: Settings, arguments: Mapping[str, Any], config: str, signals
 
 
 def read_state(run: Run) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """The checkpoint of a run to resume, and its card; raises if the model needs a plugin that is not there."""
+    """Read the checkpoint of a run to resume, and its model card; raises if a plugin that it needs is missing."""
     if run.checkpoint is None:
         return None, {}
     state = load_checkpoint(run.checkpoint)

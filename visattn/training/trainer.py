@@ -1,4 +1,4 @@
-"""Lightning's trainer, set up for a run."""
+"""Lightning's Trainer, set up for a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 from typing_extensions import override
 
-from visattn.models.saving.card import shown
+from visattn.listing import shown
 from visattn.training.averaging import Averaging
 from visattn.training.checkpoints import SafeCheckpointIO, load_checkpoint
 from visattn.training.interruption import Interruption, take_over
@@ -31,20 +31,20 @@ from visattn.training.settings import Settings
 from visattn.training.signals import Signals
 
 SHARDED = "fsdp"
-MOST_DEVICES = 1024  # of one machine
+MOST_DEVICES = 1024  # per machine
 
 
 class Sharding(ModelParallelStrategy):
-    """FSDP2 over all processes of all machines, and no tensor parallelism."""
+    """FSDP2 over all processes of all machines, without tensor parallelism."""
 
     def setup_environment(self) -> None:
-        """Settle the shape of the device mesh."""
+        """Set the shape of the device mesh."""
         self._data_parallel_size, self._tensor_parallel_size = self.num_nodes * self.num_processes, 1
         super().setup_environment()
 
     @override
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a whole checkpoint as data, and share it out by torch, which knows the names of wrapped modules."""
+        """Read a full checkpoint as data, and let torch shard it, which knows the names of wrapped modules."""
         assert self.model is not None
         state = load_checkpoint(self.broadcast(checkpoint_path))
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -58,14 +58,14 @@ class Sharding(ModelParallelStrategy):
 def create_trainer(
     settings: Settings, run: Run, extra: Mapping[str, Any], signals: Signals, callbacks: Sequence[Callback] = ()
 ) -> Trainer:
-    """A trainer for a run.
+    """Create the Trainer of a run.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
         run: its folder.
-        extra: Lightning's own arguments; they win over the settings. Callbacks and loggers come on top.
-        signals: end the run.
-        callbacks: further ones.
+        extra: Lightning's own arguments, which override the settings; callbacks and loggers are added to ours.
+        signals: signals that end the run.
+        callbacks: additional callbacks.
     """
     quiet()
     extra = dict(extra)
@@ -82,7 +82,7 @@ def create_trainer(
     theirs = extra.pop("callbacks", None)
     plugins = extra.pop("plugins", None)
     if isinstance(extra.get("strategy"), str):
-        raise ValueError(f"'--trainer.strategy' takes a class: give --strategy {extra['strategy']}")
+        raise ValueError(f"'--trainer.strategy' takes a class: use --strategy {extra['strategy']}")
     gpu = extra.get("accelerator", "auto") in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     if gpu:
         torch.set_float32_matmul_precision(settings.matmul_precision)
@@ -95,10 +95,10 @@ def create_trainer(
         "accumulate_grad_batches": settings.accumulate,
         "gradient_clip_val": settings.clip_grad,
         "sync_batchnorm": gpu,
-        "benchmark": True if gpu and not extra.get("deterministic") else None,  # all batches have one size
+        "benchmark": True if gpu and not extra.get("deterministic") else None,  # all batches have the same size
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 10,
-        "use_distributed_sampler": False,  # visattn.data shares the images out itself
+        "use_distributed_sampler": False,  # visattn.data splits the images itself
         "enable_model_summary": False,
         "default_root_dir": str(run.folder),
         **extra,
@@ -113,16 +113,16 @@ def create_trainer(
             plugins=[SafeCheckpointIO(), *_others(plugins)],
             **arguments,
         )
-    except (TypeError, ImportError, RuntimeError) as error:  # what is not to be had on this machine
-        raise ValueError(f"Lightning's trainer cannot be set up like this: {error}") from error
+    except (TypeError, ImportError, RuntimeError) as error:  # not available on this machine
+        raise ValueError(f"Lightning's Trainer cannot be set up with these arguments: {error}") from error
     if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
-        raise ValueError(f"--strategy {settings.strategy} copies a process that has begun, which cannot be: give ddp")
+        raise ValueError(f"--strategy {settings.strategy} would fork a running process, which fails: use ddp")
     take_over(trainer, signals)
     return trainer
 
 
 def devices(given: str) -> Any:
-    """How many, or which ones; Lightning itself would start any number of processes.
+    """Parse a number or list of devices; Lightning itself would start any number of processes.
 
     >>> devices("auto"), devices("2"), devices("[0, 2]")
     ('auto', 2, [0, 2])
@@ -138,18 +138,18 @@ def devices(given: str) -> Any:
     numbers = isinstance(value, list) and value and all(type(each) is int and each >= 0 for each in value)
     if numbers and len(set(value)) == len(value):
         return value
-    raise ValueError(f"--devices {shown(given)}: a number, a list such as '[0, 2]', or auto")
+    raise ValueError(f"--devices {shown(given)} must be a number, a list such as '[0, 2]', or auto")
 
 
 def _others(given: Any) -> list[Any]:
-    """What was given on top of our own: nothing, one or several."""
+    """Additional objects given by the user as a list: none, one or several."""
     if given is None or given is True:
         return []
     return given if isinstance(given, list) else [given]
 
 
 def quiet() -> None:
-    """Leave the talking to visattn: Lightning's tips and hints are not about the user's run."""
+    """Silence Lightning's tips and hints, which are not about the user's run."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (

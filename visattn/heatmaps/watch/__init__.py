@@ -1,1 +1,1 @@
-"""How methods see inside a model: which attention runs, what its rows and columns stand for, what is known already."""
+"""How methods see inside a model: which attention runs, what its rows and columns stand for, and a cache of both."""

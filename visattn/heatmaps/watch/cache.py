@@ -1,6 +1,6 @@
-"""What was found out about a model is kept as long as the model, and found out anew when its modules change.
+"""A cache of findings about a model, which lives as long as the model and is invalid when its modules change.
 
-Methods look into copies of a model, which live for one call; what they find out is kept with the model itself.
+Methods inspect copies of a model that live for one call; what they find is cached with the model itself.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _originals: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # copy -> w
 _copies: Any = WeakTensorKeyDictionary()
 
 
-def remembered(model: nn.Module, images: Tensor, what: str, find: Callable[[], T]) -> T:
-    """The result of a function that depends on nothing but the structure of a model and the size of its images."""
+def cached(model: nn.Module, images: Tensor, what: str, find: Callable[[], T]) -> T:
+    """Return the result of a function of a model's structure and image size, computed once."""
     model = original(model)
     known = _known.setdefault(model, {})
     structure = hash(tuple((id(module), len(lasting_hooks(module._forward_hooks))) for module in model.modules()))
@@ -34,8 +34,8 @@ def remembered(model: nn.Module, images: Tensor, what: str, find: Callable[[], T
     return known[key]
 
 
-def stands_for(copied: nn.Module, model: nn.Module) -> None:
-    """Say that one network is a copy of the other, of which the same is true."""
+def note_original(copied: nn.Module, model: nn.Module) -> None:
+    """Record that a network is a copy of another, and shares its cache."""
     _originals[copied] = weakref.ref(model)
 
 
@@ -45,7 +45,7 @@ def original(model: nn.Module) -> nn.Module:
 
 
 def on_device(constant: Tensor, device: torch.device) -> Tensor:
-    """A tensor that never changes, on another device; it is copied once, since a GPU must be waited for."""
+    """A constant tensor on another device; copied once, since a copy waits for the GPU."""
     if constant.device == device:
         return constant
     copies = _copies.setdefault(constant, {})

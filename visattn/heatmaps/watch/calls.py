@@ -1,4 +1,4 @@
-"""What is known of one use of attention: its weights, its values, its result, and their place in the model's graph."""
+"""One use of attention: its weights, values and result, and where they are in the model's graph."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Call(ABC):
 
     Args:
         name: of the module in which it happened.
-        value: (..., Nk, d), what is collected,
-        output: (..., Nq, d), and what came of it; both are part of the model's own graph.
+        value: (..., Nk, d), the values,
+        output: (..., Nq, d), and the result; both are part of the model's own graph.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Call(ABC):
 
     @abstractmethod
     def gradient(self, of: Tensor, rows: slice = EVERY) -> Tensor:
-        """The derivative of a number with respect to these weights, given the one for :meth:`leaf`."""
+        """The derivative of a scalar with respect to these weights, given the one for :meth:`leaf`."""
 
     @abstractmethod
     def leaf(self) -> Tensor:
@@ -49,7 +49,7 @@ class Call(ABC):
 
 @dataclass
 class Fused(Call):
-    """A call of the fused kernel. The weights are computed when they are asked for."""
+    """A call of the fused kernel. The weights are computed on demand."""
 
     query: Tensor
     key: Tensor
@@ -71,7 +71,10 @@ class Fused(Call):
             mask = self.mask if self.mask.shape[-2] == 1 else self.mask[..., rows, :]
             energies = energies.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else energies + mask
             return softmax(energies)  # a query that sees nothing gets nothing, as from the kernel
-        return torch.softmax(energies, -1)  # every query sees a key, and not to look takes a tenth of the time
+        energies -= energies.amax(-1, keepdim=True)  # in place: there may be many of them,
+        energies.exp_()
+        energies /= energies.sum(-1, keepdim=True)  # and every query sees a key
+        return energies
 
     def energies(self, rows: slice) -> Tensor:
         """scale q·k of some of the queries."""
@@ -79,7 +82,7 @@ class Fused(Call):
         return (query * self.scale) @ shared_heads(key, query).mT
 
     def numbers(self, rows: slice) -> Tensor:
-        """Of these queries."""
+        """The indices of these queries."""
         return torch.arange(self.query.shape[-2], device=self.query.device)[rows]
 
     def leaf(self) -> Tensor:
@@ -105,7 +108,7 @@ class Flexible(Fused):
         energies = self.energies(rows)
         images, heads, _, keys = (torch.arange(n, device=energies.device) for n in energies.shape)
         places = images, heads, self.numbers(rows), keys
-        with TransformGetItemToIndex():  # lets the two functions look into tensors of theirs
+        with TransformGetItemToIndex():  # lets the two functions index tensors of their own
             seen = _at_every_place(self.visible, ())(*places)
             energies = _at_every_place(self.changed, (0,))(energies, *places)
         return softmax(energies.masked_fill(~seen, -torch.inf))
@@ -152,7 +155,7 @@ class Divided(Unfused):
     """A product of exponentials (the source) and values, which is divided by their sum afterwards.
 
     Args:
-        result: what came of it, as it is in the model's graph.
+        result: the quotient, as it is in the model's graph.
         arranged: (..., Nq, d) of a tensor like it.
     """
 

@@ -1,4 +1,4 @@
-"""Our own arithmetic: exact enough, and in pieces that take no more memory than the model.
+"""Arithmetic on the numbers of a model: precise enough, and in slices that take no more memory than the model.
 
 A model may run in reduced precision, by its weights or under ``torch.autocast``. What is computed from its numbers runs
 in single precision at least, wherever it happens.
@@ -14,18 +14,18 @@ from torch import Tensor
 
 from visattn.core.precision import without_autocast
 
-PIECE = 2**18  # numbers of a map that are computed at once: they stay in a processor's cache
+PIECE = 2**19  # elements of a map that are computed at once: they fit a processor's cache
 
 
 @contextmanager
-def exactly(device: torch.device) -> Iterator[None]:
-    """Without autocast, whatever the caller is in, and without a graph."""
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Compute without autocast, whatever the caller uses, and without recording a graph."""
     with torch.no_grad(), without_autocast(device):
         yield
 
 
-def pieces(rows: Tensor, columns: int) -> Iterator[slice]:
-    """Slices over the rows of maps (..., rows, columns), so that each holds a moderate number of their numbers.
+def row_slices(rows: Tensor, columns: int) -> Iterator[slice]:
+    """Slices over the rows of maps (..., rows, columns), each with a moderate number of elements.
 
     Args:
         rows: (..., rows, *).

@@ -1,4 +1,4 @@
-"""How methods look into a model that others may be using at the same time."""
+"""Inspect a model that others may be using at the same time."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from visattn.heatmaps.watch.cache import stands_for
-from visattn.modules import evaluating, sharing_copy, uncompiled
+from visattn.heatmaps.watch.cache import cached, note_original
+from visattn.modules import evaluating, sharing_copy, uncompiled, weightless_copy
 
 
 @contextmanager
-def looking(model: nn.Module) -> Iterator[nn.Module]:
-    """What to run instead of a model: evaluation mode, as written, and with gradients possible.
+def inspection_copy(model: nn.Module) -> Iterator[nn.Module]:
+    """A stand-in for a model: in evaluation mode, uncompiled and differentiable.
 
-    It is a copy with the same weights: hooks, modes and whatever else a method does to it are not seen by others who
-    use the model. Only a network that cannot be copied, such as one whose weights are shared out among processes, is
-    run itself.
+    It is a copy that shares the weights, so that hooks, modes and whatever else a method does to it are invisible to
+    others who use the model. Only a network that cannot be copied, such as one with sharded weights, is run itself.
     """
     with torch.inference_mode(False):
         try:
@@ -28,22 +28,62 @@ def looking(model: nn.Module) -> Iterator[nn.Module]:
             own = model
         if own is not model:
             _uncompile_parts(own)
-            _store_all(own)
+            _disable_checkpointing(own)
             own.register_forward_pre_hook(_with_own_images)
-            stands_for(own, model)
+            note_original(own, model)
             yield own
         else:
             with evaluating(model), uncompiled(model):
                 yield model
 
 
-def _with_own_images(_model: nn.Module, images: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A network may change in place what it is given, and it is given the same images more than once."""
-    return tuple(each.clone() if isinstance(each, Tensor) else each for each in images)
+def _with_own_images(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A network may change its input in place, and is given the same images more than once."""
+    images = given[0] if given else None
+    if (
+        isinstance(images, Tensor)
+        and not images.is_meta
+        and cached(model, images, "in place", lambda: _leaves_alone(model, images))
+    ):
+        return given
+    return tuple(each.clone() if isinstance(each, Tensor) else each for each in given)
 
 
-def _store_all(model: nn.Module) -> None:
-    """Switch gradient checkpointing off: what is computed again in a backward pass cannot be followed."""
+def _leaves_alone(model: nn.Module, images: Tensor) -> bool:
+    """Whether a network is known not to change its images; one that cannot be run without values may."""
+    blank = torch.empty_like(images, device="meta")
+    try:
+        with torch.no_grad(), _Writing(blank) as writing:
+            copied = weightless_copy(model)
+            for key, hook in list(copied._forward_pre_hooks.items()):
+                if hook is _with_own_images:
+                    del copied._forward_pre_hooks[key]
+            copied(blank)
+    except Exception:  # whatever a network does with values that are not there
+        return False
+    return not writing.seen
+
+
+class _Writing(TorchDispatchMode):
+    """Note whether an operation writes to the memory of a tensor, by whatever name."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.memory = tensor.untyped_storage()._cdata
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        named = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **kwargs}
+        for argument in func._schema.arguments:
+            written = named.get(argument.name) if argument.is_write else None
+            for each in written if isinstance(written, list | tuple) else (written,):
+                self.seen |= isinstance(each, Tensor) and each.untyped_storage()._cdata == self.memory
+        return func(*args, **kwargs)
+
+
+def _disable_checkpointing(model: nn.Module) -> None:
+    """Switch gradient checkpointing off: what is recomputed in a backward pass cannot be followed."""
     for module in model.modules():
         for flag in ("grad_checkpointing", "gradient_checkpointing"):  # timm's and transformers' word
             if getattr(module, flag, False) is True:
@@ -51,7 +91,7 @@ def _store_all(model: nn.Module) -> None:
 
 
 def _uncompile_parts(model: nn.Module) -> None:
-    """Put the modules themselves in the place of what ``torch.compile`` made of them."""
+    """Replace compiled modules by the modules themselves."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if "_orig_mod" in child._modules:

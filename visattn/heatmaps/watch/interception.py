@@ -31,14 +31,15 @@ from torch.overrides import TorchFunctionMode
 
 from visattn.heatmaps.watch.cache import original
 from visattn.heatmaps.watch.calls import Call, Divided, Unfused, flexible_call, fused_call
-from visattn.heatmaps.watch.lineage import Lineages, Step, Use
+from visattn.heatmaps.watch.descent import Step, Use
+from visattn.heatmaps.watch.lineage import Lineages
 from visattn.heatmaps.watch.passes import Passes
 from visattn.modules import eagerly
 
-# Names of operators that compute attention and show nothing of it.
+# Names of operators that compute attention and do not expose its weights.
 OPAQUE = re.compile(r"attention|attn|_transformer_encoder_layer_fwd")
 
-Report: TypeAlias = Callable[[Call], Tensor | None]  # what it returns takes the place of the call's output
+Report: TypeAlias = Callable[[Call], Tensor | None]  # what it returns replaces the call's output
 
 
 # Whether the matrix in a product is a distribution, by the module and the number of the product in a forward pass.
@@ -56,7 +57,7 @@ class Interception(TorchFunctionMode):
         self.products = 0  # of this forward pass so far
         self.known: Known = {}
         self.lineages = Lineages()
-        self.heads: int | None = None  # those that torch's own layer has joined with the batch
+        self.heads: int | None = None  # those that torch's own layer has merged with the batch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -129,7 +130,7 @@ class Interception(TorchFunctionMode):
         return product.finish(arrangement.restore(changed if heads is None else changed.flatten(0, 1)))
 
     def _is_distribution(self, layer: str, matrix: Tensor) -> bool:
-        """Whether rows sum to one; looked up, since a GPU must be waited for to see it."""
+        """Whether rows sum to one; cached, since looking makes the host wait for a GPU."""
         this = layer, self.products
         self.products += 1
         if this not in self.known:
@@ -137,16 +138,21 @@ class Interception(TorchFunctionMode):
         return self.known[this]
 
     def _multi_head(self, args: Any, kwargs: Any) -> Any:
-        """torch's own layer: watch what it does inside, where it asks nobody whether he wants to watch."""
-        function: Any = F.multi_head_attention_forward
-        inside = FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda _: False})
-        inside.__defaults__, inside.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        """torch's own layer: watch it from inside, with its hand-over to modes like this one switched off."""
+        function = F.multi_head_attention_forward
         self.heads = inspect.signature(function).bind(*args, **kwargs).arguments["num_heads"]
         try:
             with self:
-                return inside(*args, **kwargs)
+                return watched_inside(function)(*args, **kwargs)
         finally:
             self.heads = None
+
+
+def watched_inside(function: Any) -> Callable[..., Any]:
+    """A function of torch that does not offer itself as a whole to those who watch, but does what it does inside."""
+    inside = FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda _: False})
+    inside.__defaults__, inside.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return inside
 
 
 def _then_split(view: Callable[[Tensor], Tensor], heads: int) -> Callable[[Tensor], Tensor]:
@@ -162,7 +168,7 @@ def _sums_to_one(matrix: Tensor) -> bool:
 
 
 def _known(model: nn.Module) -> Known:
-    """What was found out before, if neither the modules nor their mode and weights have changed since."""
+    """What was found before, if neither the modules nor their modes and weights have changed since."""
     modes = tuple(module.training for module in model.modules())
     weights = tuple((id(each), 0 if each.is_inference() else each._version) for each in model.parameters())
     model = original(model)
@@ -178,8 +184,8 @@ def intercepting(model: nn.Module, report: Report, begin: Callable[[int], None] 
 
     Args:
         model: to watch.
-        report: told of every use.
-        begin: told of every pass that begins, and of how many reports before now belong to it
+        report: called with every use.
+        begin: called when a pass begins, with the number of earlier reports that belong to it
             (:mod:`visattn.heatmaps.watch.passes`).
     """
 

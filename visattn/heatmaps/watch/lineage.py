@@ -1,31 +1,40 @@
-"""Distributions in a forward pass, from where they come into being to where they are multiplied by values.
+"""Distributions in a forward pass, from where they are computed to where they are multiplied by values.
 
-A distribution is born
+A distribution is computed
 
-- of ``softmax`` and its kin, or one of :mod:`visattn.core.distributions`;
-- of exponentials (or another distribution) that are divided by their own sum;
-- of the exponential of ``log_softmax``, or of energies less their ``logsumexp``.
+- by ``softmax`` and its kin, or one of :mod:`visattn.core.distributions`;
+- by dividing exponentials (or another distribution) by their own sum;
+- as the exponential of ``log_softmax``, or of energies less their ``logsumexp``.
 
 It is followed through whatever happens to it (dropout, casts, masks, talking heads, another order of the axes), as long
-as it does not become larger: what is larger is no map any more, but what a gate was applied to. In the end it is
-multiplied by values (:mod:`visattn.heatmaps.watch.products`), or it was no attention. Exponentials may be multiplied by
-values first, and the product divided by their sum.
+as it does not grow: something larger is no longer a map, but what a gate was applied to. In the end it is multiplied by
+values (:mod:`visattn.heatmaps.watch.products`), or it was not attention. Exponentials may be multiplied by values
+first, and the product divided by their sum.
 
 It may be multiplied more than once, as a whole or part by part. What has been reported is marked, and with it all that
-descends from it, since it is there already; its brothers and sisters are not.
+descends from it; its siblings are not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from visattn.core.distributions import entmax15, sigmoid, sparsemax
+from visattn.heatmaps.watch.arguments import (
+    argument,
+    axis_after,
+    axis_from_end,
+    dim_of,
+    flattened,
+    operands_of,
+    single_axis,
+)
+from visattn.heatmaps.watch.descent import Known, LogTotal, Pair, Raw, Root, Step, Total, Use, Weights
 from visattn.heatmaps.watch.products import Product, broadcast_product, matrix_product, sum_of_products
 
 OWN = {sparsemax, entmax15, sigmoid}
@@ -40,108 +49,6 @@ RECIPROCAL = frozenset({"reciprocal", "__rdiv__", "__rtruediv__"})
 MATRIX_PRODUCTS = frozenset({"matmul", "__matmul__", "bmm", "mm", "linalg_matmul"})
 JOINS = frozenset({"cat", "concat", "concatenate", "stack"})
 ADDED_PRODUCTS = frozenset({"baddbmm", "addmm"})
-FIRST = ("input", "self", "tensors", "batch1", "mat1")  # names of arguments that come before others
-
-
-@dataclass(eq=False)
-class Step:
-    """One tensor of a lineage, without the tensor.
-
-    Args:
-        parent: what it was made of.
-        reported: whether it was reported as a map.
-    """
-
-    parent: Step | None = None
-    reported: bool = False
-
-    def shown(self) -> bool:
-        """Whether it, or something that it descends from, was reported."""
-        return self.reported or (self.parent is not None and self.parent.shown())
-
-
-@dataclass(eq=False, kw_only=True)
-class Root(Step):
-    """Where a lineage begins.
-
-    Args:
-        size: the number of weights.
-        distribution: as it was born; None if these are exponentials that nobody has divided yet,
-        axis: and the axis along which it sums to one, from behind.
-        logarithm: whether it is the logarithm of a distribution.
-    """
-
-    size: int
-    distribution: Tensor | TensorWeakRef | None = None
-    axis: int | None = None
-    logarithm: bool = False
-
-    def used(self) -> Tensor | None:
-        """The distribution, if it is still there; from now on it is so only as long as the model itself keeps it."""
-        held = self.distribution
-        if isinstance(held, Tensor):
-            self.distribution = TensorWeakRef(held)
-            return held
-        return None if held is None else held()
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A descendant, and the axis of the keys in it, from behind, if that is known."""
-
-    root: Root
-    axis: int | None
-    step: Step
-
-
-@dataclass(frozen=True)
-class Total:
-    """A descendant summed along an axis; one divided by it, if inverse."""
-
-    root: Root
-    axis: int
-    inverse: bool = False
-
-
-@dataclass(frozen=True)
-class LogTotal:
-    """The logarithm of the sum of the exponentials of energies."""
-
-    energies: Tensor
-    axis: int
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A descendant times something larger, not summed yet."""
-
-    weights: Weights
-    operands: tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Raw:
-    """Exponentials times values, not divided yet."""
-
-    use: Use
-
-
-@dataclass(frozen=True)
-class Use:
-    """A distribution that was multiplied by values.
-
-    Args:
-        weights: what is known of the weights in the product.
-        product: of weights and values.
-        divided: what came of the product, if that was normalised and not the weights.
-    """
-
-    weights: Weights
-    product: Product
-    divided: Tensor | None = None
-
-
-Known: TypeAlias = Weights | Total | LogTotal | Pair | Raw
 
 
 class Lineages:
@@ -151,7 +58,7 @@ class Lineages:
         self._known: Any = WeakTensorKeyDictionary()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all tensors."""
         self._known.clear()
 
     def __getitem__(self, x: Any) -> Known | None:
@@ -163,13 +70,13 @@ class Lineages:
         name = getattr(func, "__name__", "").partition(".")[0]
         plain = name.rstrip("_") if not name.startswith("__") else name  # in place or not
         if func in OWN or plain in SOFTMAX:
-            self._born(output, _dim(args, kwargs, -1))
+            self._born(output, dim_of(args, kwargs, -1))
         elif plain in LOG_SOFTMAX:
-            self._begun(output, _behind(output, args, kwargs), logarithm=True)
+            self._begun(output, axis_from_end(output, args, kwargs), logarithm=True)
         elif plain in LOG_SUM:
             self._sum_logarithmically(args, kwargs, output)
         elif plain in EXPONENTIAL:
-            self._exponentiate(self[_operands(args, kwargs)[0]], output)
+            self._exponentiate(self[operands_of(args, kwargs)[0]], output)
         elif self._known:
             return self._follow(plain, args, kwargs, output)
         return None
@@ -194,8 +101,8 @@ class Lineages:
             self._begun(output, None)
 
     def _sum_logarithmically(self, args: Any, kwargs: Any, output: Tensor) -> None:
-        (energies, *_) = _operands(args, kwargs)
-        axis = _only(_dim(args, kwargs, None))
+        (energies, *_) = operands_of(args, kwargs)
+        axis = single_axis(dim_of(args, kwargs, None))
         if axis is not None:
             self._set(output, LogTotal(energies, axis if axis < 0 else axis - energies.ndim))
 
@@ -206,14 +113,14 @@ class Lineages:
         if not isinstance(output, Tensor):
             if isinstance(output, tuple | list):
                 for part in output:
-                    self._inherit(_operands(args, kwargs), part)
+                    self._inherit(operands_of(args, kwargs), part)
             return None
         if name in JOINS:
             self._joined(args, kwargs, output)
             return None
         if name == "einsum":
-            return self._summed_products(args[0], _flat(args[1:]), output)
-        operands = _operands(args, kwargs)
+            return self._summed_products(args[0], flattened(args[1:]), output)
+        operands = operands_of(args, kwargs)
         if name in MATRIX_PRODUCTS and len(operands) == 2:
             return self._multiplied(operands, output)
         if name in ADDED_PRODUCTS and len(operands) == 3:
@@ -228,7 +135,7 @@ class Lineages:
             return None
         if name == "sum":
             return self._summed(
-                operands[0], _dim(args, kwargs, None), bool(_argument(args, kwargs, 2, "keepdim")), output
+                operands[0], dim_of(args, kwargs, None), bool(argument(args, kwargs, 2, "keepdim")), output
             )
         if name in SUBTRACTION and len(operands) == 2 and isinstance(total := self[operands[1]], LogTotal):
             if total.energies is operands[0]:
@@ -252,7 +159,7 @@ class Lineages:
 
     def _joined(self, args: Any, kwargs: Any, output: Tensor) -> None:
         """Parts of weights, each a distribution, one after another."""
-        parts = [self[x] for x in _flat([_argument(args, kwargs, 0, "tensors")])]
+        parts = [self[x] for x in flattened([argument(args, kwargs, 0, "tensors")])]
         found = {(each.axis, each.root.axis is None) for each in parts if isinstance(each, Weights)}
         if all(isinstance(each, Weights) for each in parts) and len(found) == 1:
             ((axis, exponentials),) = found
@@ -266,7 +173,7 @@ class Lineages:
             if isinstance(known, LogTotal | Total):
                 self._set(output, known)
             elif isinstance(known, Weights) and _may_be_weights(output, known.root.size):
-                self._set(output, Weights(known.root, _axis_after(x, known.axis, output), Step(known.step)))
+                self._set(output, Weights(known.root, axis_after(x, known.axis, output), Step(known.step)))
             if known is not None:
                 return
 
@@ -319,7 +226,7 @@ class Lineages:
         known = self[x]
         if isinstance(known, Pair) and dims is not None and not known.weights.step.shown():
             return self._use(known.weights, broadcast_product(*known.operands, dims, keepdim, output), output)
-        if isinstance(known, Weights) and (axis := _only(dims)) is not None:
+        if isinstance(known, Weights) and (axis := single_axis(dims)) is not None:
             self._set(output, Total(known.root, axis if axis < 0 else axis - x.ndim))
         return None
 
@@ -343,50 +250,3 @@ def _may_be_weights(x: Any, size: int) -> bool:
 def _summed_over(known: Weights, product: Product | None) -> bool:
     """Whether a product is a sum over the axis along which its weights are a distribution, as far as that is known."""
     return product is not None and product.arrangement(known.axis) is not None
-
-
-def _axis_after(x: Tensor, axis: int | None, y: Tensor) -> int | None:
-    """Where an axis has come to when one tensor was made of another, from behind; None if that is not plain to see."""
-    if axis is None:
-        return None
-    length, step = x.shape[axis], x.stride(axis)
-    if y.untyped_storage()._cdata == x.untyped_storage()._cdata:  # a view; those of inference mode do not say so
-        found = [d - y.ndim for d in range(y.ndim) if (y.shape[d], y.stride(d)) == (length, step)]
-        if len(found) == 1:
-            return found[0]
-    if y.shape == x.shape:
-        return axis
-    found = [d - y.ndim for d in range(y.ndim) if y.shape[d] == length]
-    return found[0] if len(found) == 1 else None
-
-
-def _operands(args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
-    """Tensors and numbers that a function was given, in their order."""
-    named = [(key, value) for key, value in kwargs.items() if isinstance(value, Tensor) and key != "out"]
-    named.sort(key=lambda each: each[0] not in FIRST)
-    return [*(x for x in args if isinstance(x, Tensor | float | int)), *(value for _, value in named)]
-
-
-def _flat(values: Any) -> list[Tensor]:
-    return [x for each in values for x in (_flat(each) if isinstance(each, tuple | list) else [each])]
-
-
-def _argument(args: Any, kwargs: Mapping[str, Any], position: int, name: str) -> Any:
-    return kwargs.get(name, args[position] if len(args) > position else None)
-
-
-def _dim(args: Any, kwargs: Mapping[str, Any], default: Any) -> Any:
-    dim = _argument(args, kwargs, 1, "dim")
-    return default if dim is None or isinstance(dim, torch.dtype) else dim
-
-
-def _behind(x: Tensor, args: Any, kwargs: Mapping[str, Any]) -> int:
-    axis: int = _dim(args, kwargs, -1)
-    return axis if axis < 0 else axis - x.ndim
-
-
-def _only(dims: Any) -> int | None:
-    """One axis, however it is given."""
-    if isinstance(dims, tuple | list) and len(dims) == 1:
-        (dims,) = dims
-    return dims if isinstance(dims, int) else None

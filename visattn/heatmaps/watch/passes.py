@@ -1,9 +1,9 @@
 """Which modules of a model are running, and which uses of attention belong to one forward pass.
 
 A pass begins with a call of the model. Its parts may also be called from outside, by a method of the model such as
-``forward_features`` or one by one: then a pass goes on until a layer that has reported attention reports it again in
-another such call. Within one call, of a method too, a layer may run as often as it likes. What gradient checkpointing
-runs again in a backward pass belongs to no forward pass.
+``forward_features`` or one by one: then a pass continues until a layer that has reported attention reports it again in
+another such call. Within one call, of a method too, a layer may run any number of times. What gradient checkpointing
+recomputes in a backward pass belongs to no forward pass.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Any
 
 from torch import nn
 
-from visattn.models.wrapping import plain_name
+from visattn.models.wrapper import plain_name
 from visattn.modules import HookOfThread, in_backward
 
+CALLING = nn.Module.__call__.__code__.co_filename  # the code that calls a module's forward and its hooks
 COMPILED = re.compile(r"^_orig_mod(\.|$)")  # what torch.compile puts before the names of modules
 # What modules that compute attention have: heads, or projections to queries, keys and values.
 HEADS = ("num_heads", "n_heads", "heads")
 PROJECTION = re.compile(r"(to_|in_)?(qkv|kv|q|query|wq)(_?(proj|conv|projection))?")
 
 
-class Missed(RuntimeError):  # noqa: N818 - read as prose: except Missed
+class MissedAttention(RuntimeError):  # noqa: N818 - read as prose: except MissedAttention
     """A layer with attention ran, but its weights could not be seen."""
 
 
@@ -35,7 +36,7 @@ def layer_names(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def computes_attention(module: nn.Module) -> bool:
-    """Whether a module looks as if it had attention between tokens inside."""
+    """Whether a module appears to compute attention between tokens."""
     has_heads = any(isinstance(getattr(module, name, None), int) for name in HEADS)
     projects = any(PROJECTION.fullmatch(name) for name, _ in module.named_children())
     return projects or (has_heads and any(True for _ in module.parameters()))
@@ -46,8 +47,8 @@ class Passes:
 
     Args:
         model: that is watched.
-        enter: told of every call from outside, and whether it is one of the model itself.
-        begin: told of every pass that begins, and of how many reports before now belong to it.
+        enter: called for every call from outside, with whether it is a call of the model itself.
+        begin: called when a pass begins, with the number of earlier reports that belong to it.
     """
 
     def __init__(self, model: nn.Module, enter: Callable[[bool], None], begin: Callable[[int], None]) -> None:
@@ -89,16 +90,22 @@ class Passes:
         """The name of the module that is running; None if what is running is no part of the model."""
         if in_backward():
             return None
-        if self._running:
-            return self._running[-1]
+        another = False  # some module that is no part of the model
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if isinstance(module := _self(frame), nn.Module):  # one of its methods, called from outside
-                if module in self.names:
+            module = _self(frame)
+            if isinstance(module, nn.Module) and module not in self.names:
+                if not self._running:
+                    return None
+                another = True
+            elif isinstance(module, nn.Module):
+                if not self._running:  # one of its methods, called from outside
                     self._called_from_outside(itself=False)
-                return self.names.get(module)
+                    return self.names[module]
+                in_hook = frame.f_code.co_filename == CALLING
+                return None if another and in_hook else self._running[-1]
             frame = frame.f_back
-        return None
+        return self._running[-1] if self._running else None
 
     def report(self, name: str) -> None:
         """Note that a layer has reported attention."""
@@ -111,7 +118,7 @@ class Passes:
         self._reports.append(self._call)
 
     def hide(self, name: str, what: str) -> None:
-        """Note that a layer did something which hides its weights."""
+        """Note that a layer did something that hides its weights."""
         self._hidden.setdefault(name, what)
 
     def check(self, before: int = sys.maxsize) -> None:
@@ -120,18 +127,18 @@ class Passes:
         self._ran = {name: each for name, each in self._ran.items() if name not in ran}
         hidden, self._hidden = self._hidden, {}
         for name, what in hidden.items():
-            raise Missed(f"{name!r} {what}")
+            raise MissedAttention(f"{name!r} {what}")
         for name, (module, call) in ran.items():
             seen = [each for each in self._seen if self._seen[each] == call]
             inside = any(each == name or each.startswith(f"{name}.") for each in seen) or not name
             if not inside and computes_attention(module):
-                raise Missed(
+                raise MissedAttention(
                     f"{name!r} ({type(module).__name__}) ran, but its attention weights were not seen: it has no "
                     "softmax that is multiplied by values, or hides it from torch functions"
                 )
 
     def close(self) -> None:
-        """Let go of what belongs to the callers."""
+        """Release references to the callers' frames."""
         self._frame = None
 
     def _called_from_outside(self, *, itself: bool) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn.models.attach import reaching_output
 from visattn.models.layout import Place, recognise
+from visattn.models.places import reaching_output
 from visattn.models.survey import Survey, dry_run
 
 

@@ -1,7 +1,7 @@
-"""The card of a model: what may stand on it, and nothing else.
+"""The schema of a model card, ``model.json``.
 
-A card travels with weights that strangers made, so it is data: every key is known, every value has a type and a range,
-and nothing on it can name a file, an address or code. Whatever writes a card goes through the same definition.
+A card travels with weights made by strangers, so it is data: every key is known, every value has a type and a range,
+and nothing on it can name a file, a URL or code. Whatever writes a card goes through the same schema.
 
 >>> check_card({"model": {"name": "resnet18", "num_classes": 2}}, "model.json")
 {'model': {'name': 'resnet18', 'num_classes': 2}}
@@ -14,154 +14,37 @@ from __future__ import annotations
 
 import json
 import re
-import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from visattn.files import read_text
-from visattn.registry import suggest
+from visattn.listing import shown
+from visattn.models.arguments import PLACEMENT
+from visattn.models.saving.checks import (
+    Check,
+    check_object,
+    each,
+    flag,
+    number,
+    one_of,
+    optional,
+    options,
+    plain,
+    record,
+    table,
+    text,
+    whole,
+)
 
 CARD = "model.json"
 LARGEST = 16_000_000  # bytes of a card: tens of thousands of classes with two names each
-MOST_PIXELS = 2**27  # as of an image that is read
+MOST_PIXELS = 2**27  # as for an image that is read
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 CROP_MODES = ("center", "squash", "border")
-
-# Arguments of timm.create_model that say where weights come from or go to, not what a network is.
-ORIGIN = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "checkpoint_path", "cache_dir")
-PLACEMENT = ("device", "dtype")
-
 MODEL_NAME = re.compile(r"\w[\w.-]*", re.ASCII)  # no address, no folder
-WORD = re.compile(r"[\w.,+ ()-]*", re.ASCII)
-KEY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MODULE = re.compile(r"[\w. -]*")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-
-Check: TypeAlias = "Callable[[Any, str], None]"  # of a value and the path to it
-
-
-def whole(low: int, high: int) -> Check:
-    """A whole number within a range."""
-
-    def check(value: Any, path: str) -> None:
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"{path} is {shown(value)}, not a whole number from {low} to {high}")
-
-    return check
-
-
-def number(low: float, high: float, *, above: bool = False) -> Check:
-    """A finite number within a range; above its lower end, if that is asked for."""
-
-    def check(value: Any, path: str) -> None:
-        if type(value) not in (int, float) or not low <= value <= high or (above and value == low):
-            start = f"above {low:g} and up to" if above else f"from {low:g} to"
-            raise ValueError(f"{path} is {shown(value)}, not a number {start} {high:g}")
-
-    return check
-
-
-def text(pattern: re.Pattern[str] | None = None, longest: int = 200) -> Check:
-    """Letters, all of them allowed by the pattern."""
-
-    def check(value: Any, path: str) -> None:
-        if not isinstance(value, str):
-            raise ValueError(f"{path} is {shown(value)}, not a text")
-        if len(value) > longest:
-            raise ValueError(f"{path} has {len(value):,} letters, which is more than {longest}")
-        if pattern is not None and not pattern.fullmatch(value):
-            raise ValueError(f"{path} is {shown(value)}, which no name here looks like")
-
-    return check
-
-
-def one_of(*words: str) -> Check:
-    """One of a few words."""
-
-    def check(value: Any, path: str) -> None:
-        if not isinstance(value, str) or value not in words:
-            raise ValueError(f"{path} is {shown(value)}, not one of {', '.join(words)}")
-
-    return check
-
-
-def each(item: Check, least: int = 0, most: int = 1_000_000) -> Check:
-    """A list, each of whose items passes a check."""
-
-    def check(value: Any, path: str) -> None:
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"{path} is {shown(value)}, not a list")
-        if not least <= len(value) <= most:
-            wanted = str(least) if least == most else f"{least} to {most:,}"
-            raise ValueError(f"{path} has {len(value):,} entries instead of {wanted}")
-        for index, entry in enumerate(value):
-            item(entry, f"{path}[{index}]")
-
-    return check
-
-
-def record(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """An object with these keys and no others."""
-    known = {**required, **(optional or {})}
-
-    def check(value: Any, path: str) -> None:
-        _check_object(value, path)
-        for key in required:
-            if key not in value:
-                raise ValueError(f"{_inside(path, key)} is missing")
-        for key, entry in value.items():
-            if key not in known:
-                raise ValueError(f"{_inside(path, key)} is unknown: {suggest(key, known)}")
-            known[key](entry, _inside(path, key))
-
-    return check
-
-
-def table(entry: Check, most: int = 100) -> Check:
-    """An object with any keys, each of whose values passes a check."""
-
-    def check(value: Any, path: str) -> None:
-        _check_object(value, path)
-        if len(value) > most:
-            raise ValueError(f"{path} has {len(value):,} entries, which is more than {most}")
-        for key, item in value.items():
-            text(KEY, 100)(key, f"a key of {path}")
-            entry(item, _inside(path, key))
-
-    return check
-
-
-def optional(check: Check) -> Check:
-    """Nothing, or what passes the check."""
-    return lambda value, path: None if value is None else check(value, path)
-
-
-def plain(value: Any, path: str, depth: int = 4) -> None:
-    """Small values that JSON has, in lists and objects that are not deep."""
-    if value is None or isinstance(value, bool):
-        return
-    if isinstance(value, int | float):
-        number(-1e6, 1e6)(value, path)
-    elif isinstance(value, str):
-        text(WORD)(value, path)
-    elif depth == 0:
-        raise ValueError(f"{path} is nested too deeply")
-    elif isinstance(value, dict):
-        _check_origin(value, path)
-        table(lambda entry, inner: plain(entry, inner, depth - 1))(value, path)
-    elif isinstance(value, list | tuple):
-        each(lambda entry, inner: plain(entry, inner, depth - 1), most=1000)(value, path)
-    else:
-        raise ValueError(f"{path} is a {type(value).__name__}, which a card cannot hold")
-
-
-def options(value: Any, path: str) -> None:
-    """Keyword arguments of a block or a network."""
-    _check_object(value, path)
-    plain(value, path)
-
-
 SIDE = whole(1, 16_384)
 SIZE = each(SIDE, 2, 2)
 ARGUMENTS: dict[str, Check] = {
@@ -172,13 +55,13 @@ ARGUMENTS: dict[str, Check] = {
     "num_classes": whole(0, 1_000_000),
     "in_chans": whole(1, 1024),
     "img_size": lambda value, path: (SIZE if isinstance(value, list | tuple) else SIDE)(value, path),
-    "features_only": lambda value, path: _check_flag(value, path),
+    "features_only": flag,
 }
 
 
 def model(value: Any, path: str) -> None:
     """Arguments of :func:`visattn.create_model`: what a network is, and not where its weights come from."""
-    _check_object(value, path)
+    check_object(value, path)
     for key in PLACEMENT:
         if key in value:
             raise ValueError(f"{path}.{key} belongs to the machine that uses the model, not to its card")
@@ -232,7 +115,7 @@ INPUT = record(
 )
 
 
-def seen(value: Any, path: str) -> None:
+def model_input(value: Any, path: str) -> None:
     """How an image becomes the network's input."""
     INPUT(value, path)
     channels, height, width = value.get("size", (3, 1, 1))
@@ -254,7 +137,7 @@ KNOWN = record(
         "attachments": each(attachment, most=10_000),
         "classes": NAMES,
         "class_names": NAMES,
-        "input": seen,
+        "input": model_input,
         "data": text(longest=1000),
         "plugins": each(PLUGIN, most=100),
         "best": table(optional(number(-1e300, 1e300))),
@@ -264,7 +147,7 @@ KNOWN = record(
 
 
 def check_card(card: Any, source: str | Path) -> dict[str, Any]:
-    """A card as JSON gives it, if all that stands on it is as it should be; otherwise raise, with the name of its file.
+    """Return a card as JSON gives it if it follows the schema; otherwise raise, with the name of its file.
 
     Args:
         card: anything.
@@ -279,10 +162,10 @@ def check_card(card: Any, source: str | Path) -> dict[str, Any]:
 
 
 def read_card(path: str | Path) -> dict[str, Any]:
-    """The card in a file."""
+    """Read the card in a file."""
     content = read_text(path, LARGEST)
     try:
-        card = json.loads(content, object_pairs_hook=_once, parse_constant=_refuse)
+        card = json.loads(content, object_pairs_hook=_unique_keys, parse_constant=_refuse)
     except RecursionError:
         raise ValueError(f"the card {str(path)!r} cannot be understood: it is nested too deeply") from None
     except ValueError as error:
@@ -290,7 +173,7 @@ def read_card(path: str | Path) -> dict[str, Any]:
     return check_card(card, path)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -304,38 +187,8 @@ def _refuse(word: str) -> Any:
 
 
 def _check_numbers(card: Mapping[str, Any]) -> None:
-    """As many names as classes."""
+    """Raise unless there are as many names as classes."""
     count = card["model"].get("num_classes")
     for key in ("classes", "class_names"):
         if card.get(key) and count and len(card[key]) != count:
             raise ValueError(f"{key} has {len(card[key])} names for {count} classes")
-
-
-def _check_object(value: Any, path: str) -> None:
-    if not isinstance(value, dict):
-        raise ValueError(f"{path or 'it'} is {shown(value)}, not an object with keys")
-
-
-def _check_origin(value: Mapping[str, Any], path: str) -> None:
-    for key in ORIGIN:
-        if key in value:
-            raise ValueError(f"{path}.{key} says where weights come from; a card may not")
-
-
-def _check_flag(value: Any, path: str) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{path} is {shown(value)}, not true or false")
-
-
-def _inside(path: str, key: Any) -> str:
-    return f"{path}.{key}" if path and isinstance(key, str) else key if isinstance(key, str) else shown(key)
-
-
-def shown(value: Any) -> str:
-    """A value in a message, not too long of it."""
-    brief = reprlib.Repr()
-    brief.maxstring = brief.maxother = brief.maxlong = 60
-    try:
-        return brief.repr(value)
-    except ValueError:  # Python's limit of digits
-        return "a huge number"

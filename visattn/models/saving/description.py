@@ -1,4 +1,4 @@
-"""A model in words: all it takes to build it again, with whatever is attached to it.
+"""A model in words: everything needed to rebuild it, with all that is attached to it.
 
 >>> import timm, visattn
 >>> model = visattn.attach(timm.create_model("test_resnet", num_classes=5), "se", at="layer1")
@@ -25,9 +25,10 @@ from visattn.hard.glimpses import PREFIX
 from visattn.models.attach import attach_at
 from visattn.models.layout import Layout, Place
 from visattn.models.names import create_model, split_name
-from visattn.models.patch import patched, swap_attention
 from visattn.models.plugins import needed_plugins
-from visattn.models.wrapping import Attached, attachments, entry_of
+from visattn.models.swapping import patched, swap_attention
+from visattn.models.wrapper import Attached
+from visattn.models.wrapping import attachments, entry_of
 
 
 def describe(model: nn.Module, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def describe(model: nn.Module, arguments: Mapping[str, Any] | None = None) -> di
 
     Args:
         model: a timm model with anything that visattn can attach to it.
-        arguments: for timm that cannot be seen in the model, such as ``global_pool``.
+        arguments: of timm that cannot be read off the model, such as ``global_pool``.
     """
     described = {
         "model": _arguments(model, arguments or {}),
@@ -54,19 +55,19 @@ def describe(model: nn.Module, arguments: Mapping[str, Any] | None = None) -> di
 
 
 def _plain(value: Any) -> int | float:
-    """A number of NumPy's."""
+    """A NumPy number as a Python number."""
     return integer if (integer := whole(value)) is not None else float(value)
 
 
 def _names(description: Mapping[str, Any]) -> list[str]:
-    """The models and blocks that a description cannot do without."""
+    """The models and blocks that a description refers to."""
     base, attention = split_name(description["model"]["name"])
     blocks = [attention, description["model"].get("attn"), *(each.get("block") for each in description["attachments"])]
     return [base.removeprefix(PREFIX).partition(".")[0], *filter(None, blocks)]
 
 
 def _arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
-    """How the plain network was built, as far as it can be seen or was said."""
+    """How the plain network was built, as far as it is visible or was given."""
     built = getattr(model, "built_with", None) or ({} if "name" in given else _of_timm(model))
     number = getattr(model, "num_classes", None)
     seen = {"num_classes": number} if isinstance(number, int) and not built.get("features_only") else {}
@@ -127,7 +128,7 @@ def build(description: Mapping[str, Any]) -> nn.Module:
 
 
 def title(description: Mapping[str, Any]) -> str:
-    """A name for people.
+    """A readable name.
 
     >>> title({"model": {"name": "resnet18.a1_in1k"}, "attachments": [{"at": "layer1", "block": "cbam"}]})
     'resnet18_cbam'

@@ -1,6 +1,6 @@
-"""Saved models: ``model.safetensors`` and its card, ``model.json``, and how any such file becomes a model again.
+"""Save and load models: ``model.safetensors`` and its card, ``model.json``.
 
-The card says all it takes to use the model elsewhere: how it is built, what is attached to it and where
+The card says everything needed to use the model elsewhere: how it is built, what is attached to it and where
 (:mod:`visattn.models.saving.description`), its classes, and how an image becomes its input.
 """
 
@@ -9,10 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import platform
-import threading
-import warnings
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,26 +20,22 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from timm.data import resolve_model_data_config
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._pytree import tree_leaves
 
 from visattn.files import replacing
-from visattn.listing import first_few, times
-from visattn.models.attach import example_images
 from visattn.models.names import create_model, model_config, split_name
-from visattn.models.plugins import changed_plugins, check_plugins
-from visattn.models.saving.card import CARD, check_card, read_card, shown
-from visattn.models.saving.description import build, describe, title
+from visattn.models.plugins import check_plugins
+from visattn.models.saving.card import CARD, check_card, read_card
+from visattn.models.saving.description import describe, title
+from visattn.models.saving.rebuilding import check_equal, rebuild
 from visattn.models.saving.weights import read_weights
-from visattn.models.wrapping import inside
-from visattn.modules import evaluating, uncompiled
+from visattn.modules import underlying
 
 WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model that can be used.
+    """A model that is ready for use.
 
     Args:
         model: in evaluation mode.
@@ -66,16 +59,16 @@ def save_model(
     classes: Sequence[str] | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a timm model, with whatever is attached to it, so that :func:`load_model` gives it back.
+    """Save a timm model, with everything attached to it, so that :func:`load_model` restores it.
 
-    What was written is built again and must compute the same, bit for bit; otherwise nothing is left in the folder.
+    The model is first rebuilt from its description and must compute bit for bit the same; otherwise nothing is written.
 
     Args:
         model: from :func:`visattn.create_model` or ``timm.create_model``.
-        folder: where to.
+        folder: where to write it.
         classes: names of the classes.
-        arguments: of ``timm.create_model`` that cannot be seen in the model (``global_pool``) or matter for further
-            training only (``drop_path_rate``); a model of :func:`visattn.create_model` knows its own.
+        arguments: those of ``timm.create_model`` that cannot be read off the model (``global_pool``) or matter only for
+            further training (``drop_path_rate``); a model from :func:`visattn.create_model` knows its own.
 
     Returns:
         The folder.
@@ -87,8 +80,8 @@ def save_model(
     >>> [each["at"] for each in card["attachments"]]
     ['blocks.0', 'blocks.2']
     """
-    model = inside(model)
-    folder = _named(folder)
+    model = underlying(model)
+    folder = _path(folder)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError("the model is on the meta device, where weights have no values")
     if arguments is not None and not isinstance(arguments, Mapping):
@@ -97,8 +90,8 @@ def save_model(
     card["input"] = _input(model, card["model"])
     if classes is not None:
         card["classes"] = _names(classes, getattr(model, "num_classes", None))
-    other = _filled(card, model.state_dict(), "the model itself")
-    _check_equal(model, other)
+    other = rebuild(card, model.state_dict(), "the model itself")
+    check_equal(model, other)
     write_model(folder, model.state_dict(), card)
     return folder
 
@@ -112,37 +105,12 @@ def _names(classes: Sequence[str], number: int | None) -> list[str]:
 
 
 def _input(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """How images become the input of a model, in timm's words, as it was built."""
+    """How images become the input of a model as it was built, in timm's terms."""
     config = resolve_model_data_config(model)
     channels, *sides = config.pop("input_size")
     if (size := arguments.get("img_size")) is not None:
         sides = [size, size] if isinstance(size, int) else list(size)
     return {"size": [arguments.get("in_chans", channels), *sides], **config}
-
-
-def _check_equal(model: nn.Module, other: nn.Module) -> None:
-    """Raise if a model that was built again computes something else."""
-    other.to(next(model.parameters()).device)
-    if any(_is_channels_last(parameter) for parameter in model.parameters()):
-        other.to(memory_format=torch.channels_last)
-    for image in example_images(model):
-        with torch.no_grad(), evaluating(model), uncompiled(model):
-            try:
-                ours = tree_leaves(model(image))
-            except Exception:  # a network can refuse an image in any way it likes
-                continue
-            theirs = tree_leaves(other(image))
-        if len(ours) == len(theirs) and all(map(torch.equal, ours, theirs)):
-            return
-        break
-    raise ValueError(
-        "the model could be written, but what is read back computes something else: it was built with arguments that "
-        "cannot be seen in it, or was changed by hand; give the former with arguments={...}"
-    )
-
-
-def _is_channels_last(weight: Tensor) -> bool:
-    return weight.ndim == 4 and not weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def write_model(folder: str | Path, weights: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
@@ -151,7 +119,7 @@ def write_model(folder: str | Path, weights: Mapping[str, Tensor], card: Mapping
     versions = {"timm": timm.__version__, "torch": torch.__version__, "python": platform.python_version()}
     seen: set[int] = set()
     tensors = {}
-    for key, value in weights.items():  # tied weights may not share memory in the file
+    for key, value in weights.items():  # tied weights must not share memory in the file
         tensors[key] = value.clone().contiguous() if value.data_ptr() in seen else value.contiguous()
         seen.add(value.data_ptr())
     with replacing(folder / WEIGHTS) as partial:
@@ -167,28 +135,28 @@ def write_model(folder: str | Path, weights: Mapping[str, Tensor], card: Mapping
 
 
 def load_model(folder: str | Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The model that a training run or :func:`save_model` wrote, in evaluation mode, and its card.
+    """Load the model that a training run or :func:`save_model` wrote, in evaluation mode, and its card.
 
     Nothing in the files is executed.
     """
-    folder = _named(folder)
+    folder = _path(folder)
     folder = folder.parent if folder.is_file() else folder
     for name in (CARD, WEIGHTS):
         if not (folder / name).is_file():
             raise ValueError(f"{str(folder)!r} has no {name}: is it the folder of a finished run?")
     card = read_card(folder / CARD)
-    return _filled(card, read_weights(folder / WEIGHTS)[0], folder / WEIGHTS), card
+    return rebuild(card, read_weights(folder / WEIGHTS)[0], folder / WEIGHTS), card
 
 
-def _named(folder: str | Path) -> Path:
-    """A path; an empty one would be the folder in which one happens to be."""
+def _path(folder: str | Path) -> Path:
+    """A path; an empty one would mean the current folder."""
     if folder == "":
         raise ValueError("the path of the model is empty")
     return Path(folder)
 
 
 def open_trained(name: str | None, weights: str | None) -> Trained:
-    """A model with its pretrained weights, or with those of a file or a run.
+    """Open a model with its pretrained weights, or with those of a file or a run.
 
     Args:
         name: of the model; a run knows its own.
@@ -212,17 +180,17 @@ def open_trained(name: str | None, weights: str | None) -> Trained:
     if card is None:
         if name is None:
             raise ValueError(f"{weights!r} does not say what model it is of: give --model")
-        card = check_card(_guess(name, state), path)
+        card = check_card(_guessed_card(name, state), path)
     check_plugins(card, path)
-    if name is not None and _parts(title(card)) != _parts(name):
+    if name is not None and _base_and_attention(title(card)) != _base_and_attention(name):
         raise ValueError(f"{weights!r} is of {title(card)}, not of {name!r}")
     names = card.get("class_names") or card.get("classes")
     classes = tuple(map(str, names)) if names else None
-    return Trained(_filled(card, state, path), card.get("name") or title(card), weights, classes, card.get("input", {}))
+    return Trained(rebuild(card, state, path), card.get("name") or title(card), weights, classes, card.get("input", {}))
 
 
-def _guess(name: str, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """A card for weights that come without one, of a model by name."""
+def _guessed_card(name: str, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """A card for weights that come without one, given the name of the model."""
     number = number_of_classes(name, weights)
     blended = any(key.endswith(".visattn.0.gain") for key in weights)
     return {
@@ -235,7 +203,7 @@ def _guess(name: str, weights: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _pretrained(name: str) -> nn.Module:
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would announce each of ten attempts
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would announce every retry
     try:
         return create_model(name, pretrained=True).eval()
     except ValueError:
@@ -259,111 +227,15 @@ def _file_of_run(folder: Path) -> Path:
     raise ValueError(f"{str(folder)!r} has no {WEIGHTS} and no checkpoints: is it the folder of a run?")
 
 
-def _parts(name: str) -> tuple[str, str | None]:
+def _base_and_attention(name: str) -> tuple[str, str | None]:
     base, attention = split_name(name)
     return base.partition(".")[0], attention
 
 
 def number_of_classes(name: str, weights: Mapping[str, Tensor]) -> int | None:
-    """How many classes the weights of a timm model tell apart; None if the classifier is not found."""
+    """The number of classes in the weights of a timm model; None if the classifier is not found."""
     config = model_config(name)
     classifier = config.classifier if config is not None else None
     first = classifier if isinstance(classifier, str) or not classifier else classifier[0]
     weight = weights.get(f"{first}.weight")
     return None if weight is None or not weight.ndim else len(weight)
-
-
-def _filled(card: Mapping[str, Any], weights: Mapping[str, Tensor], source: str | Path) -> nn.Module:
-    """The model of a card with all of these weights and no others, in evaluation mode.
-
-    It is built without storage first: a card that describes another model than the weights are of costs no memory.
-    """
-    check_plugins(card, source)
-    for plugin in changed_plugins(card):
-        warnings.warn(f"{plugin} is not the file that {str(source)!r} was made with", stacklevel=3)
-    with torch.device("meta"), _at_most(2 * len(weights) + 1000, source):
-        sketch = _built(card, source)
-    _check_fit(sketch, weights, card, source)
-    kinds = {value.dtype for value in weights.values() if value.is_floating_point()}
-    with torch.inference_mode(False):  # weights that were made in it could never be trained
-        model = _built(card, source)
-        if len(kinds) == 1:
-            model.to(kinds.pop())
-    try:
-        model.load_state_dict(dict(weights))
-    except Exception as error:  # tensors of odd kinds: sparse, quantised, without storage
-        raise ValueError(f"{str(source)!r} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
-    _tell(model, card)
-    return model.eval()
-
-
-def _built(card: Mapping[str, Any], source: str | Path) -> nn.Module:
-    try:
-        return build(card)
-    except Exception as error:
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        reason = f"{kind}{' '.join(str(error).split())}"[:200]
-        raise ValueError(
-            f"the model of {str(source)!r} cannot be built from {shown(card['model'])}: {reason}"
-        ) from error
-
-
-@contextmanager
-def _at_most(number: int, source: str | Path) -> Iterator[None]:
-    """Stop building a model that has more parameters than so many: there is no end to what a card may ask for."""
-    counted, thread = 0, threading.get_ident()
-
-    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:  # noqa: ARG001
-        nonlocal counted
-        counted += threading.get_ident() == thread
-        if counted > number:
-            raise ValueError(f"the model has far more parameters than {str(source)!r} has weights")
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _check_fit(model: nn.Module, weights: Mapping[str, Tensor], card: Mapping[str, Any], source: str | Path) -> None:
-    """Raise if weights are missing, unexpected, or of another shape or kind."""
-    own = model.state_dict()
-    both = [(key, weights[key], value) for key, value in own.items() if key in weights]
-    troubles = {
-        "missing": [key for key in own if key not in weights],
-        "unexpected": [key for key in weights if key not in own],
-        "of another shape": [
-            f"{key}: {_shape(given)} in the file, {_shape(wanted)} in the model"
-            for key, given, wanted in both
-            if given.shape != wanted.shape
-        ],
-        "of another kind": [
-            f"{key}: {given.dtype} in the file, {wanted.dtype} in the model"
-            for key, given, wanted in both
-            if given.is_floating_point() != wanted.is_floating_point() or given.is_complex() != wanted.is_complex()
-        ],
-    }
-    if any(troubles.values()):
-        parts = [
-            f"{len(keys)} {what} ({first_few([key[:80] for key in keys], 2)})"
-            for what, keys in troubles.items()
-            if keys
-        ][:2]
-        raise ValueError(f"{str(source)!r} does not fit {card['model']['name']!r}: {'; '.join(parts)}")
-
-
-def _tell(model: nn.Module, card: Mapping[str, Any]) -> None:
-    """Let a model know its classes and its images, where timm, and so everybody, looks for that."""
-    config = getattr(model, "pretrained_cfg", None)
-    if isinstance(config, dict):
-        seen, names = dict(card.get("input", {})), card.get("class_names") or card.get("classes")
-        if "size" in seen:
-            config["input_size"] = tuple(seen.pop("size"))
-        config.update({key: value for key, value in seen.items() if key in config})
-        if names:
-            config["label_names"] = [str(name) for name in names]
-
-
-def _shape(tensor: Tensor) -> str:
-    return times(tensor.shape) or "a number"

@@ -1,4 +1,4 @@
-"""Load weights across the line between a plain backbone and one with attached blocks."""
+"""Load weights of a plain backbone into a model with attached blocks, and the other way round."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from torch import Tensor, nn
 
 from visattn.listing import first_few
 from visattn.models.saving.weights import INSIDE
-from visattn.models.wrapping import NAME, inside
+from visattn.models.wrapper import NAME
+from visattn.modules import underlying
 
 PREFIXES = ("module.", "_orig_mod.", "model.")  # of DistributedDataParallel, torch.compile, Lightning
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Missing and unexpected keys of a checkpoint: weights of attached attention only."""
+    """What was loaded from a checkpoint, and its missing and unexpected keys (those of attached blocks only)."""
 
     loaded: int
     new: list[str]
     ignored: list[str]
-    stripped: str = ""  # what stood before all keys of the checkpoint
+    stripped: str = ""  # the prefix of all keys in the checkpoint
 
     def __str__(self) -> str:
         lines = [f"loaded {self.loaded} tensors"]
@@ -58,7 +59,7 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> LoadRepo
     model, and anything else that does not fit, raises, and then no weight has changed. Weights below ``state_dict``,
     ``model`` and the like, and keys that begin with ``module.``, ``model.`` or ``_orig_mod.``, are understood.
     """
-    model = inside(model)
+    model = underlying(model)
     own = model.state_dict()
     if any(isinstance(value, Tensor) and value.is_meta for value in own.values()):
         raise ValueError("the model is on the meta device, where weights have no values: model.to_empty(device=...)")
@@ -131,6 +132,6 @@ def _check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def _loses(given: Tensor, wanted: Tensor) -> bool:
-    """Whether numbers would mean something else: codes of a quantised weight, truth values, complex numbers."""
+    """Whether numbers would change their meaning: quantised, Boolean or complex weights."""
     whole_numbers = wanted.is_floating_point() and not given.is_floating_point()
     return whole_numbers or given.is_quantized or given.is_complex() != wanted.is_complex()

@@ -1,4 +1,4 @@
-"""Files of weights, read as data that run no code."""
+"""Read files of weights as data, without running code."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor
 
 from visattn.models.saving.card import check_card
 
-# Where other programs keep the weights in a file.
+# The keys under which programs keep the weights in a file.
 INSIDE = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model_state", "model")
 CARD_KEY = "card"  # where a checkpoint of train.py keeps the card of its model
 
 
 def read_tensors(path: str | Path, map_location: Any = "cpu") -> Any:
-    """What ``torch.save`` wrote, if it is tensors and plain values; a file that wants to run code is refused."""
+    """Read what ``torch.save`` wrote, if it is tensors and plain values; refuse a file that would run code."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no checkpoint {str(path)!r}")
@@ -59,7 +59,7 @@ def card_of(checkpoint: Mapping[str, Any], source: str | Path) -> dict[str, Any]
 
 
 def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """The state dict in a file, and the card if it has one.
+    """Read the state dict in a file, and its card if it has one.
 
     Args:
         path: ``.safetensors``, a checkpoint of ``train.py`` (which has its card inside), or what ``torch.save`` wrote.

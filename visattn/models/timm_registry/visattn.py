@@ -20,7 +20,7 @@ from torch import nn
 
 from visattn.blocks import list_blocks
 from visattn.hard import RAM
-from visattn.hard.glimpses import PREFIX, around
+from visattn.hard.glimpses import PREFIX, glimpse_config
 from visattn.models.names import create_model, registered
 from visattn.models.resnet import BOUND
 from visattn.registry import suggest
@@ -56,7 +56,7 @@ def _register(base: str, attention: str) -> None:
     if is_model(name):
         return  # timm's own name, or registered already
     bound = attention in BOUND
-    _enter(
+    _register_entry(
         name,
         base,
         f"timm's {base} with {attention} attention.",
@@ -65,8 +65,8 @@ def _register(base: str, attention: str) -> None:
     registered.add(name)
 
 
-def _enter(name: str, base: str, doc: str, *, changes: Callable[[PretrainedCfg], dict[str, Any]]) -> None:
-    """A name that create_model understands, with the weights of a backbone and changes of their configuration."""
+def _register_entry(name: str, base: str, doc: str, *, changes: Callable[[PretrainedCfg], dict[str, Any]]) -> None:
+    """Register a name that create_model understands, with the weights of a backbone and a changed configuration."""
 
     def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return create_model(name, pretrained=pretrained, **kwargs)
@@ -90,7 +90,7 @@ def ram(
     cache_dir: Any = None,
     **kwargs: Any,
 ) -> RAM:
-    """The recurrent attention model: glimpses of a small grey image, one after the other."""
+    """The recurrent attention model: glimpses of a small greyscale image, one after the other."""
     del cache_dir  # there is nothing to fetch
     if pretrained:
         raise ValueError("ram has no pretrained weights: train it, or load your own")
@@ -125,9 +125,9 @@ for _base in TRANSFORMERS[:2]:
     for _attention in PATCH:
         _register(_base, _attention)
 for _base in GLIMPSES:
-    _enter(
+    _register_entry(
         f"{PREFIX}{_base}",
         _base,
         f"timm's {_base} on a few crops of a large image.",
-        changes=lambda entry: around(entry.to_dict()),
+        changes=lambda entry: glimpse_config(entry.to_dict()),
     )

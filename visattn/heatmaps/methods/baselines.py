@@ -1,18 +1,20 @@
-"""Heatmaps that know nothing of the model, or next to nothing: what others must be better than."""
+"""Baselines that know nothing of the model, or next to nothing: a useful method must beat them."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
+from visattn.heatmaps.methods.base import register_method
 from visattn.heatmaps.request import MethodResult, Request
-from visattn.heatmaps.watch.exactness import exactly
+from visattn.heatmaps.watch.exactness import full_precision
 
 CELLS = 14  # along the shorter side of a random map
 
 
+@register_method("random", of_class=False)
 def random(request: Request, *, seed: int = 0) -> MethodResult:
-    """Noise, at the resolution of patches; a function of the seed and the position in the batch."""
+    """Noise at patch resolution, determined by the seed and the position in the batch."""
     if not -(2**63) <= seed < 2**64:
         raise ValueError(f"a seed is a whole number of 64 bits, got {seed}")
     height, width = request.images.shape[-2:]
@@ -22,6 +24,7 @@ def random(request: Request, *, seed: int = 0) -> MethodResult:
     return MethodResult(maps)
 
 
+@register_method("center", of_class=False)
 def center(request: Request) -> MethodResult:
     """A bump in the middle of the image, a quarter of its sides wide."""
     height, width = request.images.shape[-2:]
@@ -30,16 +33,18 @@ def center(request: Request) -> MethodResult:
     return MethodResult(bump.expand(len(request.images), -1, -1))
 
 
+@register_method("edge", of_class=False)
 def edge(request: Request) -> MethodResult:
     """How much the image changes from pixel to pixel (Sobel)."""
     grey = request.images.float().mean(1, keepdim=True)
     kernel = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -1.0]], device=grey.device)
     kernels = torch.stack([kernel, kernel.T])[:, None]
-    with exactly(grey.device):
+    with full_precision(grey.device):
         slopes = F.conv2d(F.pad(grey, (1, 1, 1, 1), mode="replicate"), kernels)
     return MethodResult(slopes.square().sum(1).sqrt())
 
 
+@register_method("input_gradient")
 def input_gradient(request: Request) -> MethodResult:
     """The largest change of the class score per change of a pixel (Simonyan et al. 2014, arXiv:1312.6034)."""
     images = request.images.detach().clone().requires_grad_()

@@ -18,20 +18,22 @@ prefix). Gradients are taken to the probe only, so that parameters keep their ``
 
 from __future__ import annotations
 
+from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from visattn.heatmaps.methods.base import register_method
 from visattn.heatmaps.request import MethodResult, Request, class_scores
 from visattn.heatmaps.scaling import FINE, to_heatmap
-from visattn.heatmaps.watch.cache import remembered
-from visattn.heatmaps.watch.inspection import looking
+from visattn.heatmaps.watch.cache import cached
+from visattn.heatmaps.watch.inspection import inspection_copy
 from visattn.heatmaps.watch.pooled import pooled_place
-from visattn.models.attach import choose, survey_places
 from visattn.models.layout import Place
-from visattn.models.wrapping import replace_slot
+from visattn.models.places import choose, survey_places
+from visattn.models.wrapper import replace_slot
 
 COARSEST = 4  # rows and columns that the map which the head reads must have
 AT_THE_HEAD = frozenset({"gradcam", "hirescam", "xgradcam", "eigencam", "ablationcam"})  # see look_at
@@ -71,7 +73,7 @@ def look_at(model: nn.Module, example: Tensor, method: str = "gradcam") -> Place
     >>> look_at(model, torch.rand(1, 3, 64, 64)).name
     'blocks.2'
     """
-    return remembered(model, example, f"place {method in AT_THE_HEAD}", lambda: _look_at(model, example, method))
+    return cached(model, example, f"place {method in AT_THE_HEAD}", lambda: _look_at(model, example, method))
 
 
 def _look_at(model: nn.Module, example: Tensor, method: str) -> Place:
@@ -88,7 +90,7 @@ def place_at(model: nn.Module, example: Tensor, layer: str) -> Place:
     """The feature map behind a module of this name."""
     if not isinstance(layer, str):
         raise TypeError(f"layer is the name of a module, such as {look_at(model, example).name!r}, got {layer!r}")
-    return remembered(model, example, f"place at {layer}", lambda: _place_at(model, example, layer))
+    return cached(model, example, f"place at {layer}", lambda: _place_at(model, example, layer))
 
 
 def _place_at(model: nn.Module, example: Tensor, layer: str) -> Place:
@@ -129,22 +131,36 @@ class Probed(nn.Module):
             handle.remove()
 
 
+def why_no_cam(model: nn.Module, images: Tensor) -> str | None:
+    """Why there is no feature map to look at; None if there is."""
+    try:
+        look_at(model, images)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def cam(request: Request, method: str, *, layer: str | None = None) -> MethodResult:
     """A class activation map.
 
     Args:
         request: model and images.
         method: one of :data:`PACKAGE`.
-        layer: name of the module behind which to look; see :func:`look_at` for what is chosen unless it is given.
+        layer: name of the module whose output to look at; see :func:`look_at` for the default.
     """
     model, images = request.model, request.images
     place = look_at(model, images, method) if layer is None else place_at(model, images, layer)
     return MethodResult(_maps(request, place, method), (place.name,))
 
 
+for _name in PACKAGE:
+    _method = register_method(_name, why_not=why_no_cam, looks_at_layers=True, of_class=_name != "eigencam")
+    _method(partial(cam, method=_name))
+
+
 def grad_cam(model: nn.Module, images: Tensor, place: Place, target: Tensor | None = None) -> Tensor:
     """Grad-CAM of a batch at a place that is known, (B, H, W) in [0, 1] at the resolution of the images."""
-    with looking(model) as own:
+    with inspection_copy(model) as own:
         maps = _maps(Request(own, images, target), place, "gradcam")
     return to_heatmap(maps, (images.shape[-2], images.shape[-1]))
 
@@ -162,7 +178,7 @@ def _maps(request: Request, place: Place, method: str) -> Tensor:
         # Without a class there is no gradient, and eigencam needs none.
         gradient = activation if request.target is None else torch.autograd.grad(request.score(), activation)[0]
     options = {"ablation_layer": _zeroing()} if method == "ablationcam" else {}
-    package = _quiet(getattr(pytorch_grad_cam, PACKAGE[method]))(probed, [probed.probe], **options)
+    package = _without_progress_bars(getattr(pytorch_grad_cam, PACKAGE[method]))(probed, [probed.probe], **options)
     # On reduced precision the package's NumPy would fail.
     arrays = [x.detach().float().cpu().numpy() for x in (activation, gradient)]
     targets = [ClassifierOutputTarget(int(index)) for index in request.target] if request.target is not None else []
@@ -172,8 +188,8 @@ def _maps(request: Request, place: Place, method: str) -> Tensor:
     return torch.as_tensor(maps).clamp(min=0)
 
 
-def _quiet(package: Any) -> Any:
-    """A class of the package whose progress bars do not fill the screen, which belongs to all threads."""
+def _without_progress_bars(package: Any) -> Any:
+    """A subclass of the package's class that draws no progress bars."""
     loop = package.get_cam_weights
     names = {**loop.__globals__, "tqdm": SimpleNamespace(tqdm=lambda steps: steps)}
     quiet = FunctionType(loop.__code__, names, loop.__name__, loop.__defaults__, loop.__closure__)

@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from visattn.hard.sensor import coverage
+from visattn.heatmaps.methods.base import register_method
 from visattn.heatmaps.request import MethodResult, Request
 
 
@@ -30,6 +32,7 @@ def why_no_glimpses(model: nn.Module, images: Tensor) -> str | None:
     return "it does not take glimpses of the image (what a hard block chose is among the gates)"
 
 
+@register_method("glimpses", why_not=why_no_glimpses, of_class=False)
 def glimpses(request: Request) -> MethodResult:
     """How often each pixel was looked at; the path is in ``extra["fixations"]`` and ``extra["glimpse"]``."""
     model = request.model
@@ -37,12 +40,7 @@ def glimpses(request: Request) -> MethodResult:
     with torch.no_grad():
         points, (height, width) = model.fixations(request.images)
     points = points.detach().float().cpu()
-    rows, columns = request.images.shape[-2:]
-    x = (points[..., 0] + 1) / 2 * columns  # (B, T)
-    y = (points[..., 1] + 1) / 2 * rows
-    near_x = ((torch.arange(columns) + 0.5) - x[..., None]).abs() <= width / 2  # (B, T, W)
-    near_y = ((torch.arange(rows) + 0.5) - y[..., None]).abs() <= height / 2  # (B, T, H)
-    seen = torch.einsum("bth,btw->bhw", near_y.float(), near_x.float())
+    seen = coverage(points, (height, width), (request.images.shape[-2], request.images.shape[-1]))
     return MethodResult(seen, extra={"fixations": points, "glimpse": (height, width)})
 
 

@@ -1,0 +1,166 @@
+"""Run a method on a model and images, and see which methods fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visattn.heatmaps.affinities import Affinities, affinities
+from visattn.heatmaps.explanation import Explanation
+from visattn.heatmaps.inputs import as_batch, displayable, inspectable, refusals_explained
+from visattn.heatmaps.methods import METHODS
+from visattn.heatmaps.methods.attention import every_head
+from visattn.heatmaps.request import Request
+from visattn.heatmaps.scaling import to_heatmap
+from visattn.heatmaps.targets import Target, check_names, class_names, number_of_classes, resolve
+from visattn.heatmaps.watch.inspection import inspection_copy
+from visattn.missing import saying_what_to_install
+from visattn.models.places import example_images
+
+
+class MethodList(list[str]):
+    """Names of the methods that work on a model.
+
+    ``reasons`` says why the others do not.
+    """
+
+    def __init__(self, reasons: dict[str, str | None]) -> None:
+        super().__init__(name for name, reason in reasons.items() if reason is None)
+        self.reasons: dict[str, str] = {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def __str__(self) -> str:
+        lines = [", ".join(self), *(f"not {name}: {reason}" for name, reason in self.reasons.items())]
+        return "\n".join(lines)
+
+
+def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
+    """List the methods that work on a model; ``.reasons`` of the list says why the others do not.
+
+    Args:
+        model: any classifier or encoder.
+        example: a batch of images that it accepts; needed only if the network does not state its input size.
+
+    >>> import timm
+    >>> methods = list_methods(timm.create_model("test_resnet"))
+    >>> "gradcam" in methods, methods.reasons["rollout"]
+    (True, 'the model has no attention between tokens')
+    """
+    model = inspectable(model)
+    images = as_batch(model, next(iter(example_images(model))) if example is None else example)
+    advice = ": give example=, a batch of images that it accepts" if example is None else ""
+    with inspection_copy(model) as model, refusals_explained(model, images, advice):
+        return MethodList({name: METHODS[name].reason_against(model, images) for name in METHODS})
+
+
+@saying_what_to_install()
+def explain(
+    model: nn.Module,
+    x: Tensor,
+    method: str = "rollout",
+    target: Target = None,
+    *,
+    classes: Sequence[str] | None = None,
+    frames: bool = False,
+    **options: Any,
+) -> Explanation:
+    """Explain what a model looks at.
+
+    The model is left as it was: modes, gradients, hooks and, unless it draws random numbers itself, the random state.
+
+    Args:
+        model: any classifier, timm's or yours; or a model without classes (an encoder, a segmenter), for methods that
+            need none: ``target`` and ``probability`` of the result are None then.
+        x: one image (C, H, W) or a batch (B, C, H, W), normalised as the model expects.
+        method: see :func:`list_methods`.
+        target: the class to explain: its index, its name, or a list with one for every image; the predicted class by
+            default.
+        classes: names of the classes in order; known for ImageNet.
+        frames: also keep the map after every layer (``rollout``).
+        **options: of the method, such as ``layer=`` and ``head=`` of ``attention``, ``fusion=`` and ``discard=`` of
+            ``rollout``, ``layer=`` of the CAM family and ``gates``.
+
+    >>> import timm
+    >>> model = timm.create_model("test_vit")
+    >>> e = explain(model, torch.rand(2, 3, 160, 160), method="rollout")
+    >>> e.heatmap.shape, e.raw.shape, e.layers[0]
+    (torch.Size([2, 160, 160]), torch.Size([2, 10, 10]), 'blocks.0.attn')
+    """
+    if not isinstance(method, str):
+        raise TypeError(f"method is one name, got {method!r}")
+    chosen = METHODS[method]
+    options = chosen.check_options(method, options)
+    model = inspectable(model)
+    images = as_batch(model, x)
+    if images.is_meta:
+        raise ValueError("the model is on the meta device, where tensors have no numbers")
+    check_names(classes)
+    with inspection_copy(model) as model, refusals_explained(model, images):
+        reason = chosen.reason_against(model, images)
+        if reason is not None:
+            raise ValueError(f"{method} does not work on this {type(model).__name__}: {reason}")
+        request = Request(model, images, frames=frames)
+        number = number_of_classes(model, images)
+        classes = class_names(number, model) if classes is None else classes
+        if classes is not None and len(classes) != number:
+            raise ValueError(f"{len(classes)} names for the {number} classes of the model")
+        wanted = resolve(target, len(images), number, classes)
+        request.target = None if wanted is None else wanted.to(images.device)
+        result = chosen.run(request, **options)
+        if request.logits is None and number > 0:
+            with torch.no_grad():
+                request.run()
+    if not all(each.isfinite().all() for each in (result.maps, request.logits) if each is not None):
+        raise ValueError("the model's numbers for these images are not finite (NaN or infinite): there is no heatmap")
+    size = (images.shape[-2], images.shape[-1])
+    return Explanation(
+        heatmap=to_heatmap(result.maps, size),
+        raw=result.maps.detach().cpu(),
+        method=method,
+        target=None if request.target is None else tuple(request.target.tolist()),
+        layers=result.layers,
+        probability=_probability(request),
+        classes=None if classes is None else tuple(classes),
+        of_class=chosen.of_class,
+        images=displayable(model, images),
+        frames=tuple(to_heatmap(frame, size) for frame in result.frames),
+        extra=result.extra,
+    )
+
+
+def _probability(request: Request) -> tuple[float, ...] | None:
+    """The probabilities of the targets; None where there is nothing to compare them with."""
+    if request.logits is None or request.target is None or request.logits.shape[1] < 2:
+        return None
+    return tuple(request.logits.float().softmax(1).gather(1, request.target[:, None])[:, 0].tolist())
+
+
+def relate(model: nn.Module, x: Tensor) -> dict[str, Affinities]:
+    """What every patch attends to, in each attention layer between patches, by the layer's name.
+
+    Args:
+        model, x: as in :func:`explain`.
+    """
+    model = inspectable(model)
+    images = as_batch(model, x)
+    with inspection_copy(model) as model, refusals_explained(model, images):
+        return affinities(Request(model, images))
+
+
+def attention_heads(
+    model: nn.Module, x: Tensor, layers: Sequence[str | int] | None = None, heads: Sequence[int] | None = None
+) -> dict[tuple[str, int], Tensor]:
+    """Heatmaps (B, H, W) of single heads, by layer and head, from one forward pass.
+
+    Args:
+        model, x: as in :func:`explain`.
+        layers: names or numbers; all layers with patches by default.
+        heads: numbers; all by default.
+    """
+    model = inspectable(model)
+    images = as_batch(model, x)
+    with inspection_copy(model) as model, refusals_explained(model, images):
+        maps = every_head(Request(model, images), layers, heads)
+    return {key: to_heatmap(each, (images.shape[-2], images.shape[-1])) for key, each in maps.items()}

@@ -1,0 +1,88 @@
+"""What every method shares: the registry, and what is asked before it runs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from torch import Tensor, nn
+
+from visattn.core.arguments import numbers
+from visattn.hard.glimpses import GlimpseNetwork
+from visattn.heatmaps.request import MethodResult
+from visattn.heatmaps.targets import number_of_classes
+from visattn.heatmaps.watch.passes import MissedAttention
+from visattn.registry import Registry, suggest
+
+Run = TypeVar("Run", bound=Callable[..., MethodResult])
+NAME = re.compile(r"[a-z][a-z0-9_+]*")
+WhyNot: TypeAlias = Callable[[nn.Module, Tensor], str | None]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to make heatmaps.
+
+    Args:
+        run: from a :class:`~visattn.heatmaps.request.Request` to a :class:`~visattn.heatmaps.request.MethodResult`; its
+            keyword-only arguments are the options of the method.
+        why_not: from a model and images to the reason why the method does not fit them; None if it does.
+        looks_at_layers: whether it looks at layers inside the model, which must then see whole images.
+        of_class: whether the heatmap is about a class; if not, the model needs none.
+    """
+
+    run: Callable[..., MethodResult]
+    why_not: WhyNot | None = None
+    looks_at_layers: bool = False
+    of_class: bool = True
+
+    def reason_against(self, model: nn.Module, images: Tensor) -> str | None:
+        """Why the method does not work on a model; None if it does."""
+        if self.of_class and number_of_classes(model, images) == 0:
+            return (
+                "it explains a class, and the model has none: give it a classifier, or choose a method without classes"
+            )
+        if self.looks_at_layers and isinstance(model, GlimpseNetwork):
+            return "its layers see crops and never the whole image: explain model.backbone on a crop"
+        try:
+            return None if self.why_not is None else self.why_not(model, images)
+        except MissedAttention as error:
+            return str(error)
+
+    def check_options(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        """The options given to the method of this name, as plain numbers; one that it does not have raises."""
+        parameters = inspect.signature(self.run).parameters.values()
+        known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "method"]
+        for option in options:
+            if option not in known:
+                hint = suggest(option, known) if known else "it has none"
+                raise TypeError(f"method {name!r} has no option {option!r}: {hint}")
+        return numbers(f"method {name!r}", self.run, options)
+
+
+METHODS: Registry[Method] = Registry("method")
+
+
+def register_method(
+    name: str, *, why_not: WhyNot | None = None, looks_at_layers: bool = False, of_class: bool = True
+) -> Callable[[Run], Run]:
+    """Enter a function under a name, so that :func:`visattn.explain` and the command line know it.
+
+    Args:
+        name: how it is asked for; a name that is taken raises.
+        why_not, looks_at_layers, of_class: as in :class:`Method`.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(
+            "a method is named in lower-case letters, digits, underscores and plus signs, since files are named after "
+            f"it, got {name!r}"
+        )
+
+    def register(run: Run) -> Run:
+        METHODS.add(name, Method(run, why_not, looks_at_layers, of_class))
+        return run
+
+    return register

@@ -1,0 +1,136 @@
+"""The places of a network where a block can go: which there are, and which of them ``at=`` means."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visattn.listing import first_few
+from visattn.models.layout import Place
+from visattn.models.survey import Survey, survey
+from visattn.models.wrapper import replace_slot
+from visattn.modules import why_refused
+from visattn.registry import suggest
+
+
+def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
+    """Run the network once, on an example or on an image of the size it was made for."""
+    failure: Exception | None = None
+    for image in [example] if example is not None else list(example_images(model)):
+        try:
+            return survey(model, image[:1].repeat(2, *[1] * (image.ndim - 1)))
+        except Exception as error:  # a network can refuse an image in any way it likes
+            failure = error
+    advice = "give it example= images, or other options" if example is None else "example= does not fit it"
+    raise ValueError(f"the network could not be run ({failure and why_refused(failure)}): {advice}") from failure
+
+
+def example_images(model: nn.Module) -> Iterator[Tensor]:
+    """Images of the sizes that a network was probably made for, the likeliest first."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    channels, height, width = config.get("input_size") or (3, 224, 224)
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    embedding = getattr(model, "patch_embed", None)
+    sizes = [getattr(embedding, "img_size", None), (height, width)]
+    like = next(model.parameters(), torch.empty(()))
+    for size in sizes:
+        for depth in (channels, first.in_channels if first is not None else channels):
+            if size is not None:
+                generator = torch.Generator().manual_seed(0)
+                yield torch.rand(1, depth, *size, generator=generator).to(like.device, like.dtype)
+
+
+def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> list[Place]:
+    """The places that ``at`` stands for; raise if one cannot be matched or would have no effect."""
+    places = found.places()
+    if at is None:
+        at = "blocks" if found.blocks() else "stages"
+    if at in ("blocks", "stages"):
+        names = found.blocks() if at == "blocks" else found.stages()
+        if not names:
+            what = "residual blocks (try at='stages')" if at == "blocks" else "stages"
+            raise ValueError(f"the network has no {what}; {_could_match(places)}")
+        effective = reaching_output(model, found, [places[name] for name in names])
+        if at == "stages" and len(effective) < len(names):  # class-token pooling: one block earlier
+            lost = [places[name] for name in names if places[name] not in effective]
+            candidates = found.blocks() or found.outermost()
+            earlier = reaching_output(model, found, [p for name in candidates if (p := places[name]) not in lost])
+            for place in lost:
+                effective += [p for p in earlier if p.size == place.size][-1:]
+        if not effective:
+            raise ValueError(f"no {at} of the network reach its output; {_could_match(places)}")
+        return list(dict.fromkeys(effective))
+    chosen: list[Place] = []
+    if not at:
+        raise ValueError("at is empty: name at least one place")
+    for pattern in [at] if isinstance(at, str) else at:
+        matches = [place for name, place in places.items() if fnmatch.fnmatchcase(name, pattern)]
+        if not matches:
+            known = dict(model.named_modules(remove_duplicate=False))
+            close = suggest(pattern, places)
+            close = f" {close}" if close.startswith("did you mean") else ""
+            problem = f"the output of {pattern!r} is not a feature map" if pattern in known else f"no {pattern!r} here"
+            if len(widths := found.widths().get(pattern, [])) > 1:
+                several = " and ".join(map(str, widths))
+                problem = f"{pattern!r} is called for maps of {several} channels, and one block fits one width only"
+            raise ValueError(f"{problem}:{close} {_could_match(places)}")
+        chosen += matches
+    chosen = list(dict.fromkeys(chosen))
+    without = [place.name for place in chosen if place not in reaching_output(model, found, chosen)]
+    if without:
+        raise ValueError(
+            f"what happens to the pixels behind {first_few(without, 8)} does not reach the output (the class "
+            "token is read there): choose an earlier place"
+        )
+    return chosen
+
+
+def _could_match(places: Mapping[str, Place]) -> str:
+    return f"feature maps: {first_few(list(places), 8) or 'none'}"
+
+
+def reaching_output(model: nn.Module, found: Survey, places: Sequence[Place]) -> list[Place]:
+    """Those places whose pixels influence the output.
+
+    This is in question only for networks with class tokens (before the pixels, or beside them in a tuple): of the last
+    blocks, the output may read that token alone. A copy of the network is run once, forwards and backwards.
+    """
+    doubtful = [place for place in places if place.layout.prefix or place.index is not None]
+    if not doubtful:
+        return list(places)
+    outputs: dict[Place, Tensor] = {}
+    shadow = copy.deepcopy(model).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in shadow.parameters():  # a classifier may start at zero
+            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.02)
+
+    def tap(place: Place) -> Callable[..., Any]:
+        def own_tensor(x: Tensor) -> Tensor:
+            outputs[place] = x.clone()  # a tuple may hold one tensor twice, of which a hook can change only one
+            return outputs[place]
+
+        return lambda _module, _args, output: replace_slot(output, place.index, own_tensor)
+
+    for place in doubtful:
+        shadow.get_submodule(place.name).register_forward_hook(tap(place))
+    like = next(model.parameters())
+    image = torch.rand(1, *found.input_shape[1:], generator=generator).to(like.device, like.dtype)
+    with torch.enable_grad():
+        result = shadow(image.requires_grad_())
+        while not isinstance(result, Tensor):
+            result = result[-1] if isinstance(result, tuple | list) else list(result.values())[-1]
+        if not result.requires_grad:
+            raise ValueError("what reaches the output cannot be seen: the network computes without gradients (no_grad)")
+        gradients = torch.autograd.grad(result.square().sum(), list(outputs.values()), allow_unused=True)
+    dead = {
+        place
+        for place, gradient in zip(outputs, gradients, strict=True)
+        if gradient is None or not gradient[:, place.layout.prefix :].any()
+    }
+    return [place for place in places if place not in dead]
