@@ -16,7 +16,8 @@ def leaving_at_once(last_words: bytes = b"") -> Iterator[None]:
     """Let Ctrl-C and SIGTERM end the process at once, after writing ``last_words``."""
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        os.write(sys.stderr.fileno(), last_words)
+        with suppress(OSError):  # stderr may be closed
+            os.write(2, last_words)
         os._exit(128 + number)
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -27,8 +28,17 @@ def leaving_at_once(last_words: bytes = b"") -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def check_folder(prog: str) -> None:
+    """End with a word if the folder that one is in was deleted: torch's libraries end without one."""
+    try:
+        os.getcwd()
+    except OSError:
+        sys.exit(f"{prog}: the current folder is not there any more: change to another one")
+
+
 def main() -> int:
     """Import the command and run it."""
+    check_folder("visattn")
     with leaving_at_once():
         from visattn.cli import main as command
 

@@ -270,7 +270,7 @@ def test_capture_leaves_the_model_alone(used_model):
 
 def test_capture_leaves_the_model_alone_after_an_exception(used_model):
     model, images = used_model
-    with pytest.raises(RuntimeError), visattn.capture(model):
+    with pytest.raises(RuntimeError, match="to have 3 channels, but got 1"), visattn.capture(model):
         model(images[:, :1])
     with pytest.raises(KeyError), visattn.capture(model):
         raise KeyError

@@ -283,3 +283,44 @@ def test_maps_are_not_written_over(layers):
     with torch.no_grad(), visattn.capture(model, layers) as maps:
         model(x)
     torch.testing.assert_close(maps[""], (x @ x.mT).softmax(-1))
+
+
+@pytest.mark.parametrize("place", ["", "blocks.2.attn", "blocks.5"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_another_model_inside_a_hook(vit, place, when):
+    model, images = vit
+    other = model_and_images("test_vit2")[0]
+    with torch.no_grad(), visattn.capture(model) as expected:
+        model(images)
+    module = model.get_submodule(place)
+    register = module.register_forward_pre_hook if when == "before" else module.register_forward_hook
+    handle = register(lambda *_: (other(images), None)[1])
+    try:
+        with torch.no_grad(), visattn.capture(model) as maps:
+            model(images)
+    finally:
+        handle.remove()
+    assert list(maps) == list(expected)
+    for name, weights in maps.items():
+        assert torch.equal(weights, expected[name])
+
+
+class Listed(nn.Module):
+    """A network that keeps its attention where nobody finds it."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+        self.layers = [nn.MultiheadAttention(8, 2, batch_first=True)]
+
+    def forward(self, x):
+        """Attention among tokens."""
+        x = self.project(x)
+        return self.layers[0](x, x, x, need_weights=False)[0]
+
+
+def test_modules_that_are_not_registered():
+    model = Listed().eval()
+    with torch.no_grad(), visattn.capture(model) as maps:
+        model(torch.rand(1, 5, 8))
+    assert [tuple(weights.shape) for weights in maps.values()] == [(1, 2, 5, 5)]

@@ -34,7 +34,9 @@ def test_heatmaps_and_answers_of_every_image(model):
     first, second = found.findings
     assert list(first.heatmaps) == ["rollout", "chefer"]
     assert first.heatmaps["rollout"].shape == (160, 160)
-    assert first.said["class"] in ("cat", "dog")
+    assert first.said["class"] == ["cat", "dog"][first.said["predicted"]]
+    answer = f"{first.said['class']} {first.said['probability']:.0%}"
+    assert [view.target for view in first.subject.views] == ["", answer]  # rollout is of no class
     assert not np.array_equal(first.heatmaps["rollout"], second.heatmaps["rollout"])
 
 

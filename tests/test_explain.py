@@ -15,7 +15,6 @@ import visattn
 from tests.models import model_and_images
 from tests.reference.heatmaps import rollout
 from visattn.heatmaps import METHODS
-from visattn.heatmaps.methods.cam import PACKAGE
 from visattn.heatmaps.scaling import to_heatmap
 
 
@@ -49,8 +48,7 @@ def test_every_method_gives_heatmaps_or_a_reason(method, kind, request):
     assert e.heatmap.shape == (2, *images.shape[-2:])
     assert e.heatmap.dtype == torch.float32
     assert (e.heatmap.amin((1, 2)) == 0).all()
-    least = 0 if method in PACKAGE else 1  # an untrained network may have nothing to say for a class
-    assert ((e.heatmap.amax((1, 2)) == 1) | (e.heatmap.amax((1, 2)) == least)).all()
+    assert (e.heatmap.amax((1, 2)) == 1).all()
     assert e.raw.shape[0] == 2
     assert (e.raw >= 0).all()
     assert e.target == tuple(model(images).argmax(1).tolist())
@@ -61,7 +59,7 @@ def test_which_methods_fit():
     assert set(METHODS) == {
         *("attention", "rollout", "grad_rollout", "chefer", "legrad", "gates", "glimpses"),
         *("gradcam", "gradcam++", "hirescam", "xgradcam", "layercam", "eigencam", "scorecam", "ablationcam"),
-        *("random", "center", "input_gradient", "edge"),
+        *("random", "center", "input_gradient", "edge", "input_x_gradient", "fullgrad"),
     }
     methods = visattn.list_methods(timm.create_model("test_resnet"))
     assert "gradcam" in methods
@@ -80,7 +78,7 @@ def test_one_image_or_a_batch(vit):
     model, images = vit
     one, batch = visattn.explain(model, images[0]), visattn.explain(model, images)
     assert one.heatmap.shape == (1, 160, 160)
-    torch.testing.assert_close(one.heatmap[0], batch.heatmap[0], atol=1e-3, rtol=0)
+    torch.testing.assert_close(one.heatmap[0], batch.heatmap[0], atol=1e-5, rtol=0)
 
 
 def test_targets_by_index_name_and_list(vit):
@@ -412,11 +410,10 @@ def test_wrong_opacity(vit, opacity):
 
 def test_reduced_precision(vit):
     model, images = vit
-    model = timm.create_model("test_vit", num_classes=10).bfloat16()
+    half = copy.deepcopy(model).bfloat16()
     for method in ("rollout", "chefer", "gradcam", "input_gradient", "attention"):
-        e = visattn.explain(model, images, method)
-        assert e.heatmap.dtype == torch.float32
-        assert e.heatmap.isfinite().all()
+        exact, rounded = (visattn.explain(each, images, method, target=3).heatmap for each in (model, half))
+        torch.testing.assert_close(rounded, exact, rtol=0, atol=0.1)  # up to 0.02 was seen; also float32
 
 
 class Normalising(torch.nn.Module):

@@ -362,8 +362,8 @@ BAD = {
     "text.jpg": (b"this is not an image", "not an image in a supported format"),
     "empty.png": (b"", "the file is empty"),
     "huge.png": (huge_png(), "100000 x 100000 pixels, more than the 134 million that are read"),
-    "cut.jpg": (None, "damaged or cut off"),
-    "cut.png": (None, "damaged or cut off"),
+    "cut.jpg": (None, "damaged or truncated"),
+    "cut.png": (None, "damaged or truncated"),
 }
 
 

@@ -93,7 +93,7 @@ def test_the_outcome_of_a_model_with_glimpses_tells_where_it_looked(drawn, tmp_p
 
     others = [masks[number - 1] for number in range(12)]
     assert share(masks) != share(others)
-    expected = f"{share(masks)} of the fixations on the outlined digit, {share(others)} on where it is in another image"
+    expected = f"{share(masks)} of the fixations on the outlined digit, {share(others)} on its place in another image"
     assert drawn["fixations.png"].get_suptitle().endswith(expected)
     assert "(glimpses, best epoch)" in drawn["heatmaps.png"].get_suptitle()
 

@@ -208,7 +208,7 @@ def test_another_attention_of_the_same_shapes_does_not_go_on(tmp_path, monkeypat
     arguments = ["--model", "test_vit", "--image-size", "64", *TINY[4:], "--epochs", "1", "--name", "it"]
     assert main([*arguments, "--attn", "sparsemax"]) == 0
     assert main(["--resume", "runs/it", "--attn", "entmax15", "--epochs", "2"]) == 1
-    assert "the checkpoint holds another model" in capsys.readouterr().err
+    assert "the checkpoint is not of the model" in capsys.readouterr().err
 
 
 # The headline: pretrained weights, a block, a run, its files, going on, pictures.

@@ -2,6 +2,6 @@
 
 import sys
 
-from visattn.cli import main
+from visattn_command import main
 
 sys.exit(main())

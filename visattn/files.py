@@ -29,6 +29,11 @@ def configs_folder() -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / "configs"
 
 
+def at_home(path: str) -> str:
+    """A path with the home folder for its ``~/``, which a shell leaves alone in ``--out=~/runs``, and a file always."""
+    return os.path.expanduser(path) if path.startswith("~/") else path
+
+
 def read_bytes(path: str | Path, limit: int) -> bytes:
     """Read a regular file of at most ``limit`` bytes; anything else raises `OSError`.
 

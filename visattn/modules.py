@@ -38,6 +38,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def check_default_device() -> None:
+    """Raise if new tensors have no numbers by default."""
+    if torch.get_default_device().type == "meta":
+        raise ValueError(
+            "torch's default device is 'meta', where tensors have no numbers: call this outside torch.device('meta'), "
+            "or after torch.set_default_device('cpu')"
+        )
+
+
 def why_refused(error: Exception) -> str:
     """Condense the error of a network that could not run, which can be anything, into one short line."""
     said = textwrap.shorten(str(error), 160, placeholder=" ...")

@@ -103,7 +103,54 @@ def predict(images=IMAGES, **options):
     return lambda: visattn.predict(resnet(), images, **options)
 
 
+def without_numbers(do):
+    """On torch's default device for tensors without numbers."""
+
+    def call():
+        with torch.device("meta"):
+            return do()
+
+    return call
+
+
+OPTIONS_OF_TIMM = [
+    ({"global_pool": "foo"}, "'test_vit' cannot be built with {'global_pool': 'foo'} (AssertionError"),
+    ({"global_pool": 5}, "cannot be built with {'global_pool': 5}"),
+    ({"img_size": "x"}, "img_size is a whole number from 1 up, got 'x'"),
+    ({"img_size": 0}, "img_size is a whole number from 1 up, got 0"),
+    ({"img_size": (32, -1)}, "img_size is a whole number from 1 up, got -1"),
+    ({"drop_path_rate": "x"}, "drop_path_rate is a number from 0 to 1, got 'x'"),
+    ({"drop_path_rate": 2}, "drop_path_rate is a number from 0 to 1, got 2"),
+    ({"drop_rate": float("nan")}, "drop_rate is a number from 0 to 1, got nan"),
+    ({"num_heads": 0}, "cannot be built with {'num_heads': 0} (ZeroDivisionError"),
+    ({"embed_dim": 7}, "cannot be built with {'embed_dim': 7} (AssertionError"),
+    ({"patch_size": 0}, "cannot be built with {'patch_size': 0}"),
+    ({"depth": -1}, "cannot be built with {'depth': -1}"),
+    ({"act_layer": "foo"}, "cannot be built with {'act_layer': 'foo'} (KeyError: 'foo')"),
+    ({"foo": 1}, "cannot be built with {'foo': 1} (TypeError"),
+    ({"dtype": "float32"}, "cannot be built with {'dtype': 'float32'}"),
+    ({"device": "nope"}, "cannot be built with {'device': 'nope'}"),
+    ({"pretrained_cfg": 3}, "cannot be built with {'pretrained_cfg': 3}"),
+    ({"pretrained_cfg_overlay": 3}, "cannot be built with {'pretrained_cfg_overlay': 3}"),
+    ({"checkpoint_path": "nope.pth"}, "cannot be built with {'checkpoint_path': 'nope.pth'}"),
+    ({"features_only": True, "out_indices": (9,)}, "feature index 9 is out of range"),
+]
+
 CASES = [
+    *(
+        Call(f"{name} by default without numbers", without_numbers(do), "torch's default device is 'meta'")
+        for name, do in {
+            "explain": lambda: visattn.explain(timm.create_model("test_vit"), torch.zeros(1, 3, 160, 160), "rollout"),
+            "list_methods": lambda: visattn.list_methods(timm.create_model("test_vit")),
+            "attach": lambda: visattn.attach(timm.create_model("test_resnet", device="cpu"), "se"),
+            "save_model": lambda: visattn.save_model(timm.create_model("test_resnet", device="cpu"), "nowhere"),
+            "load_model": lambda: visattn.load_model("nowhere"),
+        }.items()
+    ),
+    *(
+        Call(f"test_vit with {options}", lambda options=options: visattn.create_model("test_vit", **options), says)
+        for options, says in OPTIONS_OF_TIMM
+    ),
     *(
         Call(f"predict names, {type(value)}", predict(classes=value), "classes is a list of names", TypeError)
         for value in ("abcde", b"abcde", set("abcde"), dict.fromkeys("abcde"), iter("abcde"), 5)

@@ -43,6 +43,8 @@ CASES = [
     plugin("torch.py", "", "there is another Python module called 'torch'"),
     plugin("antigravity.py", "", "there is another Python module called 'antigravity'"),
     plugin("odd_1.py", "x = 1\ndef (:\n", "--plugin odd_1.py: line 2: SyntaxError"),
+    plugin("odd_end.py", "raise GeneratorExit('no')\n", "--plugin odd_end.py: line 1: GeneratorExit: no"),
+    plugin("odd_own.py", "class Own(BaseException): ...\n\nraise Own('x')\n", "odd_own.py: line 3: Own: x", "train"),
     plugin("odd_2.py", "x = 1\n\nprint(undefined)\n", "--plugin odd_2.py: line 3: NameError"),
     plugin("odd_3.py", "def f():\n    return 1 / 0\n\nf()\n", "--plugin odd_3.py: line 2: ZeroDivisionError"),
     plugin("odd_4.py", "import nothing_like_this\n", "--plugin odd_4.py: line 1: ModuleNotFoundError"),

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 import visattn
 from visattn.cli import blocks, heatmap, predict
-from visattn.files import printable
+from visattn.cli.streams import make_writable
+from visattn.files import at_home, printable
 from visattn.missing import MissingPackage, saying_what_to_install
 from visattn.models.plugins import load_plugin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run the command, return the exit code."""
+    make_writable()
     try:
         with saying_what_to_install():
             return _run(list(sys.argv[1:] if argv is None else argv))
@@ -47,10 +49,14 @@ def _run(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         for name, value in vars(arguments).items():
-            if value == "":
-                raise ValueError(f"--{name.replace('_', '-')} is empty")
+            if value == "" or (value == [] and name != "plugin"):  # --layers=-- is an empty list to argparse
+                flag = name if name == "pattern" else f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} is empty")
+        for name in ("weights", "out"):
+            if getattr(arguments, name, None) is not None:
+                setattr(arguments, name, at_home(getattr(arguments, name)))
         for name in arguments.plugin:
-            load_plugin(name)
+            load_plugin(at_home(name))
         return arguments.run(arguments)
     except (ValueError, OSError) as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

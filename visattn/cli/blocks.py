@@ -19,9 +19,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from visattn.blocks import block_info, create_block, list_blocks
     from visattn.counting import count_macs, count_parameters
+    from visattn.files import printable
     from visattn.listing import shown
     from visattn.registry import suggest
 
@@ -43,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         except (Exception, SystemExit) as error:  # a plugin's block can raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(f"block {name!r} failed on a feature map of 256 x 14 x 14: {reason}") from error
-        table.add_row(name, info.family, f"{parameters:,}", f"{macs:,}", info.paper)
+        table.add_row(name, info.family, f"{parameters:,}", f"{macs:,}", Text(printable(info.paper)))
     # In a pipe or a file there is no window to fit: keep every row on one line.
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     return 0

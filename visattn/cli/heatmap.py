@@ -7,6 +7,7 @@ from typing import Any
 
 from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, image_command, named_images, named_model, progress
 from visattn.examination import DEFAULT, WITH_PATCHES
+from visattn.listing import shown
 from visattn.report.views import ON_SHEETS
 
 EPILOG = f"""\
@@ -111,10 +112,10 @@ def _heads(text: str | None) -> str | list[int] | None:
     numbers = []
     for name in names:
         if isinstance(number := _number(name), str):
-            raise ValueError(f"--heads must be numbers or all, got {name!r}")
+            raise ValueError(f"--heads must be numbers or all, got {shown(name)}")
         numbers.append(number)
     return numbers
 
 
 def _number(name: str) -> str | int:
-    return int(name) if name.removeprefix("-").isdecimal() else name
+    return int(name) if name.removeprefix("-").isdecimal() and len(name) < 100 else name

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from visattn.files import printable
+from visattn.files import at_home, printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from visattn.models.saving.saved import Trained
 
 DONE, PARTLY, NOTHING = 0, 1, 2  # exit codes
+LARGEST_BATCH = 2**16
 
 
 class LeftOut:
@@ -66,7 +67,9 @@ def named_images(arguments: argparse.Namespace, left_out: LeftOut) -> list[Path]
 
     if arguments.batch_size < 1:
         raise ValueError(f"--batch-size must be at least 1, got {arguments.batch_size}")
-    paths, missing = find_images(arguments.image)
+    if arguments.batch_size > LARGEST_BATCH:
+        raise ValueError(f"--batch-size must be at most {LARGEST_BATCH}, got {arguments.batch_size}")
+    paths, missing = find_images([at_home(name) for name in arguments.image])
     for what, why in missing:
         left_out.add(what, why)
     return paths

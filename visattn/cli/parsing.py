@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import yaml
-from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, set_loader, set_parsing_settings
 from lightning.pytorch import Trainer
 
-from visattn.files import configs_folder, read_text
+from visattn.cli import notation
+from visattn.files import at_home, configs_folder, read_text
 from visattn.listing import shown
 from visattn.models.plugins import load_plugin
 from visattn.registry import suggest
@@ -39,6 +40,7 @@ MANAGED = {
     "use_distributed_sampler": "images are always split among the processes",
 }
 
+PATHS = ("root", "subset", "out", "resume")
 ABOVE_ZERO = {"check_val_every_n_epoch", "limit_train_batches", "val_check_interval"}
 
 # Packages whose classes a trainer setting may name.
@@ -46,7 +48,8 @@ CLASSES = (
     *(f"lightning.pytorch.{kind}" for kind in ("accelerators", "callbacks", "loggers", "plugins", "profilers")),
     *("lightning.pytorch.strategies", "lightning.fabric.plugins"),
 )
-LARGEST, DEEPEST = 100_000, 20  # limits of a configuration: bytes, nesting levels
+LARGEST = 100_000  # bytes of a configuration
+NOTATION = "yaml_1.2"  # jsonargparse's name for our loader
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ def create_parser(prog: str) -> ArgumentParser:
         prog=prog,
         description="Train any visattn or timm model. Without arguments: a ResNet-18 with CBAM on the bundled digits.",
         exit_on_error=False,
+        parser_mode=NOTATION,
     )
     parser.add_argument("--config", action="config", help="a file of settings, or a bundled one by name: imagenette")
     parser.add_argument("--plugin", action="append", default=[], help="your own code to load: my_file.py or my.module")
@@ -99,12 +103,13 @@ def create_parser(prog: str) -> ArgumentParser:
 
 def parse(argv: Sequence[str], prog: str = "train.py") -> CommandLine:
     """Parse a command line: ``--config`` files first, in order, then flags."""
-    plugins = [load_plugin(name).module for name in _values(argv, "--plugin")]
+    plugins = [load_plugin(at_home(name)).module for name in _values(argv, "--plugin")]
     set_parsing_settings(
         import_path_denylist=["*"],
         import_path_allowlist=[*CLASSES, *plugins],
         instantiate_subclass_spec_in_any=False,
     )
+    set_loader(NOTATION, notation.load, exceptions=(yaml.YAMLError, ValueError))
     parser = create_parser(prog)
     defaults = parser.get_defaults()
     known = set(_keys(defaults.as_dict())) - {"config", "plugin"}
@@ -117,6 +122,8 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> CommandLine:
     ]
     for path in map(Path, _values(arguments, "--config")):
         _check_config(path, known)
+    for flag, value in _pairs(arguments):
+        _check_number(*(value.split("=", 1) if value.startswith("--") and "=" in value else (flag, value)))
     try:
         values = parser.parse_args(arguments)
     except ArgumentError as error:
@@ -133,7 +140,8 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> CommandLine:
     for field in fields(Settings):
         if values[field.name] is None and field.default is not None:
             raise ValueError(f"{field.name} is empty; omit it to use the default, {field.default!r}")
-    settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
+    given = {field.name: values[field.name] for field in fields(Settings)}
+    settings = Settings(**given | {key: at_home(given[key]) for key in PATHS if given[key] is not None})
     return CommandLine(settings, {key: objects.trainer[key] for key in chosen}, chosen)
 
 
@@ -169,6 +177,14 @@ def _check_flags(arguments: Sequence[str], known: set[str]) -> None:
         raise ValueError(f"unknown flag {argument.partition('=')[0]!r}: {_closest(argument.partition('=')[0], flags)}")
 
 
+def _check_number(flag: str, value: Any) -> None:
+    """Raise for the time of a day where a number is expected."""
+    types = get_type_hints(Settings).get(_key(flag), int if flag.count(".") == 1 else str)
+    wanted = {types, *get_args(types)} & {int, float}
+    if wanted and flag != "--trainer.max_time" and isinstance(value, str) and notation.CLOCK.fullmatch(value):
+        raise ValueError(f"{_key(flag)}: expected {wanted.pop().__name__}. Got value: {value}")
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -184,6 +200,7 @@ def _closest(key: str, known: set[str]) -> str:
 
 def _config_path(name: str) -> str:
     """Path of a file, or of a configuration bundled with visattn."""
+    name = at_home(name)
     if Path(name).is_file():
         return name
     stem = Path(name).name.removesuffix(".yaml")
@@ -226,24 +243,17 @@ def _one_line(message: str) -> str:
 
 
 def _read_config(path: Path) -> Any:
-    """Read a settings file as plain data: no tags (which could name code), no aliases, limited size and depth."""
-    text, depth = read_text(path, LARGEST), 0
+    """Read a settings file as plain data."""
+    text = read_text(path, LARGEST)
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-                raise ValueError(f"{path} uses an anchor or alias (line {_line(event)}): write the value out")
-            if getattr(event, "tag", None) is not None:
-                raise ValueError(f"{path} uses a tag, {event.tag!r} (line {_line(event)}): use plain values")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST:
-                raise ValueError(f"{path} is nested too deeply (line {_line(event)})")
-        return yaml.safe_load(text)
+        return notation.load(text)
+    except yaml.MarkedYAMLError as error:
+        line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
+        raise ValueError(f"{path} is not YAML: {error.problem}{line}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())[:300]}") from None
-
-
-def _line(event: Any) -> int:
-    return int(event.start_mark.line) + 1
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from None
 
 
 def _check_config(path: Path, known: set[str]) -> None:
@@ -253,8 +263,13 @@ def _check_config(path: Path, known: set[str]) -> None:
     if "plugin" in values:
         raise ValueError(f"{path} names a plugin, which a file may not do: use --plugin on the command line")
     for key in values:
-        if key not in known or "." in str(key):
+        if "." in str(key) and key in known:
+            raise ValueError(f"{key!r} in {path}: write {str(key).partition('.')[2]!r} below 'trainer:'")
+        if key not in known:
             raise ValueError(f"unknown key {key!r} in {path}: {_closest(str(key), known)}")
+        _check_number(f"--{key}", values[key])
+        if get_type_hints(Settings).get(key) is bool and not isinstance(values[key], bool):
+            raise ValueError(f"{key!r} in {path} is {shown(values[key])}, not true or false")
     trainer = values.get("trainer") or {}
     if not isinstance(trainer, dict):
         raise ValueError(f"'trainer' in {path} must map Trainer arguments to values, got {shown(trainer)}")
@@ -263,12 +278,14 @@ def _check_config(path: Path, known: set[str]) -> None:
             raise ValueError(f"'trainer.{key}' in {path} cannot be set there: {MANAGED[key]}")
         if f"trainer.{key}" not in known:
             raise ValueError(f"unknown key 'trainer.{key}' in {path}: {_closest(f'trainer.{key}', known)}")
+        _check_number(f"--trainer.{key}", trainer[key])
 
 
 def _with_config_of_resumed_run(arguments: list[str]) -> Iterator[str]:
     """Prepend the settings of a resumed run, so that ``--resume FOLDER`` alone is enough."""
     for before, value in _pairs(arguments):
         path = value.partition("=")[2] if value.startswith("--resume=") else value if before == "--resume" else ""
+        path = at_home(path)
         if not path or path.startswith("--"):
             continue
         for folder in (Path(path), Path(path).parent, Path(path).parent.parent):

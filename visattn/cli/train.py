@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from visattn.cli.parsing import parse
+from visattn.cli.streams import make_writable
 from visattn.missing import saying_what_to_install
 from visattn.models.plugins import loaded
 from visattn.training import slurm
@@ -17,6 +18,7 @@ from visattn.training.train import train
 
 def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
     """Train a model and return the exit code: 0 on success, 130 after Ctrl-C, 143 after SIGTERM."""
+    make_writable()
     argv = list(sys.argv[1:] if argv is None else argv)
     with Signals() as signals:
         try:
@@ -36,6 +38,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
                 raise
             print(f"{prog}: {one_line(MemoryError(str(error).partition(NO_MEMORY)[2]))}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:  # raised by a plugin: a signal is an Interrupted
+            return 130
 
 
 def say_goodbye(stopped: Interrupted, *, requeue: bool) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from visattn.heatmaps.request import class_scores
 from visattn.heatmaps.watch.cache import cached
+from visattn.listing import shown
 from visattn.registry import suggest
 
 Target: TypeAlias = int | str | Sequence[int | str] | Tensor | None
@@ -65,7 +66,7 @@ def class_index(name: str, classes: Sequence[str] | None) -> int:
     """The index of a class, given its name, one of its synonyms, or its number as a string."""
     if not name.strip():
         raise ValueError("the name of the class is empty")
-    if name.isdecimal() and (classes is None or name not in classes):
+    if name.isdecimal() and len(name) < 100 and (classes is None or name not in classes):
         return int(name)
     if classes is None:
         raise ValueError(f"the class {name!r} cannot be found by name: give classes=, the names in order, or a number")
@@ -75,7 +76,7 @@ def class_index(name: str, classes: Sequence[str] | None) -> int:
         for synonym in dict.fromkeys([each, *each.split(",")]):
             synonyms.setdefault(synonym.strip().lower().replace("_", " "), []).append(index)
     if wanted not in synonyms:
-        raise ValueError(f"unknown class {name!r}: {suggest(name, [s for s in synonyms if s])}")
+        raise ValueError(f"unknown class {shown(name)}: {suggest(name, [s for s in synonyms if s])}")
     if len(synonyms[wanted]) > 1:
         numbers = " and ".join(map(str, synonyms[wanted]))
         raise ValueError(f"{name!r} is the name of classes {numbers}: give the number")

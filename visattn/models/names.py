@@ -143,7 +143,7 @@ def create_model(
     if attn is None and attn_options:
         raise ValueError(f"attn_options are given, but {full_name!r} names no attention")
     model_config(name)  # raises if there are no such weights
-    model = timm.create_model(name, pretrained=pretrained, **timm_kwargs)
+    model = _backbone(name, pretrained, timm_kwargs)
     _remember(model, name, timm_kwargs)
     if attn is None:
         return model
@@ -171,6 +171,24 @@ def create_model(
         entry=found.entry,
         init=init or ("identity" if pretrained else "paper"),
     )
+
+
+def _backbone(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> nn.Module:
+    """timm's model; whatever it cannot be built with is said in one line."""
+    for key, value in kwargs.items():
+        if key.endswith("_rate") and not (value is None or (isinstance(value, int | float) and 0 <= value <= 1)):
+            raise ValueError(f"{key} is a number from 0 to 1, got {value!r}")
+    if (size := kwargs.get("img_size")) is not None:
+        for side in size if isinstance(size, tuple | list) else (size,):
+            _count("img_size", side, 1)
+    try:
+        return timm.create_model(name, pretrained=pretrained, **kwargs)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split("Exception raised from")[0].split())
+        if pretrained and not isinstance(error, TypeError | AssertionError | LookupError | AttributeError):
+            raise  # the weights may not be there
+        given = {key: value for key, value in kwargs.items() if value is not None}
+        raise ValueError(f"{name!r} cannot be built with {shown(given)} ({reason[:200]})") from error
 
 
 def _check_arguments(name: Any, attn_options: Any) -> None:

@@ -71,7 +71,9 @@ def load_plugin(name: str) -> Plugin:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Overwriting .* in registry")  # timm would let a name change its meaning
             imported = _run(module, file) if file is not None else importlib.import_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, or whatever else a plugin makes of it
         raise ValueError(f"--plugin {name}: {_reason(error, module, file)}") from None
     source = getattr(imported, "__file__", None)
     digest = hashlib.sha256(Path(source).read_bytes() if source else b"").hexdigest()

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from visattn.files import replacing
 from visattn.listing import shown
 from visattn.models.saving.description import describe
 from visattn.models.saving.weights import model_weights, read_tensors
+from visattn.training.record import recorded
 from visattn.training.settings import Settings
 
 # Entries that a run needs to resume.
@@ -60,6 +63,8 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
             raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: {key} is missing or malformed")
     if not _is_whole(state):
         raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: its state is malformed")
+    if not _agrees(state):
+        raise ValueError(f"{str(path)!r} is damaged or was edited: its step and epoch counts do not agree")
     return state
 
 
@@ -74,8 +79,32 @@ def _is_whole(state: Mapping[str, Any]) -> bool:
         and isinstance(optimizers[0].get("state"), dict)
         and loop.keys() >= PROGRESS
         and all(isinstance(each, dict) for each in loop.values())
+        and not any(callable(getattr(LambdaLR, key, None)) or key == "optimizer" for key in schedulers[0])
         and state["epoch"] >= 0
     )
+
+
+def _agrees(state: Mapping[str, Any]) -> bool:
+    """Whether the counters of a checkpoint, which are kept in several places, say the same."""
+    loop = state["loops"]["fit_loop"]
+    numbers = [number for key in loop if key.endswith("progress") for number in tree_leaves(loop[key])]
+    if not all(type(number) in (int, bool) and number >= 0 for number in numbers):
+        return False
+    try:
+        steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"]
+        epochs = loop["epoch_progress"]["current"]["processed"]
+    except (KeyError, TypeError):
+        return False
+    rows = recorded(state["callbacks"])
+    return (
+        state["global_step"] == state["lr_schedulers"][0].get("last_epoch") == steps
+        and state["epoch"] in (epochs, epochs - 1)  # after some steps of an epoch, or at its end
+        and [row["epoch"] for row in rows] == list(range(1, epochs + 1))
+    )
+
+
+def _is_broken(weight: Tensor) -> bool:
+    return not weight.is_meta and not bool(weight.isfinite().all())
 
 
 def _kind(weight: Tensor) -> tuple[torch.Size, bool]:
@@ -94,6 +123,12 @@ def check_resumable(
         raise ValueError(
             f"the checkpoint is not of the model {settings.model!r}: resume it with the model and data it "
             "started with (--resume FOLDER alone takes them from the folder's config.yaml)"
+        )
+    parameters = {key for key, _ in model.named_parameters()}
+    if broken := [key for key in weights if key in parameters and _is_broken(weights[key])]:
+        raise ValueError(
+            f"the checkpoint has weights that are not finite numbers ({broken[0]}): resume from an earlier one, or "
+            "begin again with a lower --lr"
         )
     for before, now in zip(known.get("classes", classes), classes, strict=False):
         if before != now:

@@ -31,7 +31,8 @@ def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, arg
             trainer.fit(classifier, data, ckpt_path=run.checkpoint, weights_only=True)
     except Exception as error:
         passed, reason = modules_of(error), f"{type(error).__name__}: {one_line(error)[:200]}"
-        if RESTORING in passed and not passed[-1].startswith("visattn."):
+        resumed = RESTORING in passed or (run.checkpoint is not None and any("optim." in each for each in passed[-3:]))
+        if resumed and not passed[-1].startswith("visattn.") and not isinstance(error, FloatingPointError):
             raise ValueError(f"{str(run.checkpoint)!r} does not contain the state of a run ({reason})") from error
         if arguments and passed[-1].startswith("lightning.") and not isinstance(error, PROBLEMS):
             raise ValueError(f"Lightning's Trainer failed with these arguments: {reason}") from error

@@ -22,6 +22,7 @@ AVERAGES = {"exp_avg", "exp_avg_sq", "momentum_buffer"}  # in the state of many 
 # One kernel for the whole step, three times as fast on a CPU. SGD's does not support sharded weights, and none of them
 # supports gradient clipping under fp16 loss scaling.
 FUSED = ("adam", "adamw")
+FIXED = {"alpha", "amsgrad", "betas", "eps", "maximize", "nesterov"}  # what no setting changes
 RECIPE = ("initial_lr", "weight_decay", "momentum")  # what the settings determine in a parameter group
 
 
@@ -121,9 +122,8 @@ def apply_recipe(recipes: Sequence[Mapping[str, Any]], optimizer: Optimizer, sch
 
 
 def _agree(saved: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    """Whether a saved parameter group has the same arguments, with tuples where there are tuples."""
-    pairs = [key for key, value in own.items() if isinstance(value, tuple)]
-    return saved.keys() >= own.keys() and all(isinstance(saved[key], tuple) for key in pairs)
+    """Whether a saved parameter group has the same arguments, with equal values where no setting changes them."""
+    return saved.keys() >= own.keys() and all(saved[key] == own[key] for key in FIXED & own.keys())
 
 
 def _fits(saved: Any, parameter: nn.Parameter | None) -> bool:

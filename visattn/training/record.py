@@ -51,10 +51,7 @@ class Record(Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the saved rows."""
-        rows = state_dict.get("rows")
-        if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
-            raise ValueError("the checkpoint's table of epochs is malformed: it cannot be resumed")
-        self.rows = rows
+        self.rows = recorded({Record.__qualname__: state_dict})
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -150,7 +147,21 @@ def read_rows(run: Run) -> list[dict[str, Any]]:
 
 
 def _is_row(row: Any) -> bool:
-    return isinstance(row, dict) and row.keys() == set(COLUMNS)
+    return (
+        isinstance(row, dict)
+        and row.keys() == set(COLUMNS)
+        and all(type(row[key]) in (int, float) or (row[key] is None and key in METRICS) for key in COLUMNS)
+        and all(row[key] is None or 0 <= row[key] <= 1 for key in METRICS if "top" in key)
+    )
+
+
+def recorded(callbacks: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The table of epochs in the part of a checkpoint that callbacks wrote; raises if there is none."""
+    state = callbacks.get(Record.__qualname__)
+    rows = state.get("rows") if isinstance(state, dict) else None
+    if not isinstance(rows, list) or not all(_is_row(row) for row in rows):
+        raise ValueError("the checkpoint's table of epochs is malformed: it cannot be resumed")
+    return rows
 
 
 def _number(text: str) -> float | None:

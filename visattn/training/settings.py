@@ -140,6 +140,9 @@ class Settings:
                 holds, said = LIMITS[kind]
                 if value is not None and not holds(value, limit):
                     raise ValueError(f"{flag} must be {said} {limit}, got {value}")
+        for key in ("name", "out"):  # of folders that are made
+            if not (getattr(self, key) or "run").isprintable():
+                raise ValueError(f"--{key} {getattr(self, key)!r} has letters in it that cannot be printed")
         parts = Path(self.name or "run").parts
         if not parts or ".." in parts or Path(*parts).is_absolute():
             raise ValueError(f"--name {self.name!r} must be a folder inside --out")

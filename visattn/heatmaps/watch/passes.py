@@ -19,6 +19,7 @@ from torch import nn
 from visattn.models.wrapper import plain_name
 from visattn.modules import HookOfThread, in_backward
 
+CALLING = nn.Module.__call__.__code__.co_filename  # the code that calls a module's forward and its hooks
 COMPILED = re.compile(r"^_orig_mod(\.|$)")  # what torch.compile puts before the names of modules
 # What modules that compute attention have: heads, or projections to queries, keys and values.
 HEADS = ("num_heads", "n_heads", "heads")
@@ -89,16 +90,22 @@ class Passes:
         """The name of the module that is running; None if what is running is no part of the model."""
         if in_backward():
             return None
-        if self._running:
-            return self._running[-1]
+        another = False  # some module that is no part of the model
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if isinstance(module := _self(frame), nn.Module):  # one of its methods, called from outside
-                if module in self.names:
+            module = _self(frame)
+            if isinstance(module, nn.Module) and module not in self.names:
+                if not self._running:
+                    return None
+                another = True
+            elif isinstance(module, nn.Module):
+                if not self._running:  # one of its methods, called from outside
                     self._called_from_outside(itself=False)
-                return self.names.get(module)
+                    return self.names[module]
+                in_hook = frame.f_code.co_filename == CALLING
+                return None if another and in_hook else self._running[-1]
             frame = frame.f_back
-        return None
+        return self._running[-1] if self._running else None
 
     def report(self, name: str) -> None:
         """Note that a layer has reported attention."""

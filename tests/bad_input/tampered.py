@@ -1,0 +1,62 @@
+"""Checkpoints of a run whose numbers were changed: each of them would be resumed with a result that is wrong."""
+
+from tests.bad_input.trials import optimizer, state
+
+COUNTS = "its step and epoch counts do not agree"
+TABLE = "the checkpoint's table of epochs is malformed"
+OTHER = "the optimiser state"
+NAN = float("nan")
+
+
+def loop(says, change):
+    return state(says, lambda content: change(content["loops"]["fit_loop"]))
+
+
+def schedule(says, **changes):
+    return state(says, lambda content: content["lr_schedulers"][0].update(changes))
+
+
+def row(says, **changes):
+    return state(says, lambda content: content["callbacks"]["Record"]["rows"][0].update(changes))
+
+
+def group(says, **changes):
+    return optimizer(says, lambda saved: saved["param_groups"][0].update(changes))
+
+
+def steps(progress):
+    return progress["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]
+
+
+def broken(content):
+    content["state_dict"]["model.fc.bias"] = content["state_dict"]["model.fc.bias"] * NAN
+
+
+CASES = [
+    *(state(COUNTS, lambda content, number=number: content.update(global_step=number)) for number in (10**6, -3, 0)),
+    state(COUNTS, lambda content: content.update(epoch=5)),
+    loop(COUNTS, lambda progress: steps(progress).update(completed=10**6)),
+    loop(COUNTS, lambda progress: steps(progress).update(completed=-5)),
+    loop(COUNTS, lambda progress: progress["epoch_progress"]["current"].update(processed=1.5)),
+    loop(COUNTS, lambda progress: progress["epoch_progress"]["current"].update(processed="x")),
+    loop(COUNTS, lambda progress: progress["epoch_progress"]["current"].update(processed=100)),
+    loop(COUNTS, lambda progress: progress["epoch_progress"].pop("current")),
+    schedule(COUNTS, last_epoch=10**6),
+    schedule(COUNTS, last_epoch="x"),
+    schedule("its state is malformed", step=5),
+    schedule("its state is malformed", optimizer=3),
+    state(TABLE, lambda content: content["callbacks"].clear()),
+    state(TABLE, lambda content: content["callbacks"].update(Record={})),
+    state(COUNTS, lambda content: content["callbacks"]["Record"]["rows"].clear()),
+    row(COUNTS, epoch=77),
+    row(TABLE, val_top1="x"),
+    row(TABLE, val_top1=5.0),
+    row(TABLE, step=None),
+    group(OTHER, betas=(2.0, -1.0)),
+    group(OTHER, eps=NAN),
+    group(OTHER, maximize=True),
+    optimizer("does not contain the state of a run (KeyError: 'exp_avg')",
+              lambda saved: [each.pop("exp_avg") for each in saved["state"].values()]),
+    state("weights that are not finite numbers (fc.bias)", broken),
+    state("weights that are not finite numbers (fc.bias)", broken, "best"),
+]  # fmt: skip
