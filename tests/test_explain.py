@@ -59,7 +59,7 @@ def test_which_methods_fit():
     assert set(METHODS) == {
         *("attention", "rollout", "grad_rollout", "chefer", "legrad", "gates", "glimpses"),
         *("gradcam", "gradcam++", "hirescam", "xgradcam", "layercam", "eigencam", "scorecam", "ablationcam"),
-        *("random", "center", "input_gradient", "edge"),
+        *("random", "center", "input_gradient", "edge", "input_x_gradient", "fullgrad"),
     }
     methods = visattn.list_methods(timm.create_model("test_resnet"))
     assert "gradcam" in methods

@@ -286,7 +286,7 @@ def test_it_shows_where_it_looks():
     assert model.training
     assert model.scout.decision is None  # looking is not training
     methods = visattn.list_methods(model, images)
-    assert sorted(methods) == ["center", "edge", "glimpses", "input_gradient", "random"]
+    assert sorted(methods) == ["center", "edge", "glimpses", "input_gradient", "input_x_gradient", "random"]
     assert set(methods.reasons.values()) == {
         "its layers see crops and never the whole image: explain model.backbone on a crop"
     }
@@ -505,8 +505,8 @@ def test_nothing_decays_that_the_backbone_spares():
         (lambda: build(glimpse_size=0), ValueError, "needs glimpse_size of at least one, got 0"),
         (lambda: build(overview=-1), ValueError, "needs overview of at least one, got -1"),
         (lambda: build(policy="lerned"), ValueError, "unknown policy 'lerned': did you mean 'learned'"),
-        (lambda: build(num_classes=1), ValueError, "two or more classes apart, got 1"),
-        (lambda: build(num_classes=0), ValueError, "two or more classes apart, got 0"),
+        (lambda: build(num_classes=1), ValueError, "two or more classes, got 1"),
+        (lambda: build(num_classes=0), ValueError, "two or more classes, got 0"),
         (lambda: build(img_size=96), ValueError, "give glimpse_size instead of img_size=96"),
         (lambda: build(glimpse=3), TypeError, "unexpected keyword argument 'glimpse'"),
         (lambda: visattn.create_model("test_resnet", glimpses=3), TypeError, "unexpected keyword argument 'glimpses'"),

@@ -38,6 +38,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def check_default_device() -> None:
+    """Raise if new tensors have no numbers by default."""
+    if torch.get_default_device().type == "meta":
+        raise ValueError(
+            "torch's default device is 'meta', where tensors have no numbers: call this outside torch.device('meta'), "
+            "or after torch.set_default_device('cpu')"
+        )
+
+
 def why_refused(error: Exception) -> str:
     """Condense the error of a network that could not run, which can be anything, into one short line."""
     said = textwrap.shorten(str(error), 160, placeholder=" ...")
@@ -56,6 +65,10 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
         model._compiled_call_impl = compiled
 
 
+def _do_nothing(*_: Any) -> None:
+    """What is left of a hook of a thread in a copy."""
+
+
 class HookOfThread:
     """A hook on a shared network that acts only in the thread that created it, and that copies leave out.
 
@@ -70,6 +83,10 @@ class HookOfThread:
     def __call__(self, *args: Any) -> Any:
         """Run the hook, except in other threads."""
         return self.act(*args) if threading.get_ident() == self.thread else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the network, or a pickle, has nobody who is looking."""
+        return HookOfThread, (_do_nothing,)
 
 
 def lasting_hooks(hooks: dict[int, Any]) -> dict[int, Any]:

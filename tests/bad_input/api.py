@@ -103,6 +103,16 @@ def predict(images=IMAGES, **options):
     return lambda: visattn.predict(resnet(), images, **options)
 
 
+def without_numbers(do):
+    """On torch's default device for tensors without numbers."""
+
+    def call():
+        with torch.device("meta"):
+            return do()
+
+    return call
+
+
 OPTIONS_OF_TIMM = [
     ({"global_pool": "foo"}, "'test_vit' cannot be built with {'global_pool': 'foo'} (AssertionError"),
     ({"global_pool": 5}, "cannot be built with {'global_pool': 5}"),
@@ -127,6 +137,16 @@ OPTIONS_OF_TIMM = [
 ]
 
 CASES = [
+    *(
+        Call(f"{name} by default without numbers", without_numbers(do), "torch's default device is 'meta'")
+        for name, do in {
+            "explain": lambda: visattn.explain(timm.create_model("test_vit"), torch.zeros(1, 3, 160, 160), "rollout"),
+            "list_methods": lambda: visattn.list_methods(timm.create_model("test_vit")),
+            "attach": lambda: visattn.attach(timm.create_model("test_resnet", device="cpu"), "se"),
+            "save_model": lambda: visattn.save_model(timm.create_model("test_resnet", device="cpu"), "nowhere"),
+            "load_model": lambda: visattn.load_model("nowhere"),
+        }.items()
+    ),
     *(
         Call(f"test_vit with {options}", lambda options=options: visattn.create_model("test_vit", **options), says)
         for options, says in OPTIONS_OF_TIMM

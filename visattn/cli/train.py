@@ -30,8 +30,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
             on_first_process(say_goodbye, stopped, requeue=stopped.number == signals.requeue)
             end_together()
             return 128 + stopped.number
-        except KeyboardInterrupt:  # not the signal's, which is handled above
-            return 130
         except PROBLEMS as error:
             print(f"{prog}: {one_line(error)}", file=sys.stderr)
             return 1
@@ -40,8 +38,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
                 raise
             print(f"{prog}: {one_line(MemoryError(str(error).partition(NO_MEMORY)[2]))}", file=sys.stderr)
             return 1
-        except KeyboardInterrupt:  # raised by a plugin: a signal is an Interrupted
-            return 130
 
 
 def say_goodbye(stopped: Interrupted, *, requeue: bool) -> None:

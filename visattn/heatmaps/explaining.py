@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from visattn.heatmaps.targets import Target, check_names, class_names, number_of
 from visattn.heatmaps.watch.inspection import inspection_copy
 from visattn.missing import saying_what_to_install
 from visattn.models.places import example_images
+from visattn.modules import check_default_device
 
 
 class MethodList(list[str]):
@@ -48,6 +50,7 @@ def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
     >>> "gradcam" in methods, methods.reasons["rollout"]
     (True, 'the model has no attention between tokens')
     """
+    check_default_device()
     model = inspectable(model)
     images = as_batch(model, next(iter(example_images(model))) if example is None else example)
     advice = ": give example=, a batch of images that it accepts" if example is None else ""
@@ -88,6 +91,7 @@ def explain(
     >>> e.heatmap.shape, e.raw.shape, e.layers[0]
     (torch.Size([2, 160, 160]), torch.Size([2, 10, 10]), 'blocks.0.attn')
     """
+    check_default_device()
     if not isinstance(method, str):
         raise TypeError(f"method is one name, got {method!r}")
     chosen = METHODS[method]
@@ -109,6 +113,8 @@ def explain(
         wanted = resolve(target, len(images), number, classes)
         request.target = None if wanted is None else wanted.to(images.device)
         result = chosen.run(request, **options)
+        if chosen.signed:
+            result = replace(result, maps=result.maps.clamp(min=0))
         if request.logits is None and number > 0:
             with torch.no_grad():
                 request.run()

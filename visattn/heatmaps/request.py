@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from visattn.heatmaps.balanced import balanced
 from visattn.registry import suggest
 
 T = TypeVar("T")
@@ -19,7 +20,7 @@ class MethodResult:
     """What a method found.
 
     Args:
-        maps: (B, height, width), not negative, at the method's own resolution.
+        maps: (B, height, width) at the method's own resolution; negative only by methods whose maps are signed.
         layers: the modules that it comes from, by name.
         frames: the same after each layer, if requested.
         extra: anything else the method found, such as gates, affinities or fixations.
@@ -76,6 +77,17 @@ class Request:
         if not output.requires_grad:
             raise ValueError("the model computes without gradients (no_grad, detach): choose a method that needs none")
         return output.gather(1, self.target[:, None]).sum()
+
+
+def backward_pass(request: Request, *, is_balanced: bool, weights: bool = False) -> AbstractContextManager[Any]:
+    """A context for forward passes whose gradients will be asked for: balanced ones, or the usual ones.
+
+    Args:
+        request: whose model will run.
+        is_balanced: which of them.
+        weights: whether gradients of attention weights will be asked for.
+    """
+    return balanced(request.model, weights=weights) if is_balanced else nullcontext()
 
 
 def class_scores(model: nn.Module, output: Any) -> Tensor | None:

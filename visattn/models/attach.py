@@ -28,7 +28,7 @@ from visattn.models.survey import called
 from visattn.models.swapping import restore_attention, swap_attention
 from visattn.models.wrapper import Attached
 from visattn.models.wrapping import attachments, put_behind, take_away, unwrap, watched_image
-from visattn.modules import evaluating, underlying, why_refused
+from visattn.modules import check_default_device, evaluating, underlying, why_refused
 
 Init = Literal["identity", "paper"]
 BlockLike = str | Callable[..., nn.Module]
@@ -64,6 +64,7 @@ def attach(
     Returns:
         The same model.
     """
+    check_default_device()
     network = _changeable(model)
     if at is not None and not all(isinstance(each, str) for each in ([at] if not isinstance(at, list | tuple) else at)):
         raise TypeError(f"at is a name, or a list of names, of modules; got {at!r}")

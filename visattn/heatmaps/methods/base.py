@@ -32,12 +32,14 @@ class Method:
         why_not: from a model and images to the reason why the method does not fit them; None if it does.
         looks_at_layers: whether it looks at layers inside the model, which must then see whole images.
         of_class: whether the heatmap is about a class; if not, the model needs none.
+        signed: whether its maps say what speaks against the class, too, as negative numbers.
     """
 
     run: Callable[..., MethodResult]
     why_not: WhyNot | None = None
     looks_at_layers: bool = False
     of_class: bool = True
+    signed: bool = False
 
     def reason_against(self, model: nn.Module, images: Tensor) -> str | None:
         """Why the method does not work on a model; None if it does."""
@@ -52,10 +54,14 @@ class Method:
         except MissedAttention as error:
             return str(error)
 
+    def options(self) -> list[str]:
+        """The names of what may be chosen."""
+        parameters = inspect.signature(self.run).parameters.values()
+        return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "method"]
+
     def check_options(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         """The options given to the method of this name, as plain numbers; one that it does not have raises."""
-        parameters = inspect.signature(self.run).parameters.values()
-        known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "method"]
+        known = self.options()
         for option in options:
             if option not in known:
                 hint = suggest(option, known) if known else "it has none"
@@ -67,13 +73,18 @@ METHODS: Registry[Method] = Registry("method")
 
 
 def register_method(
-    name: str, *, why_not: WhyNot | None = None, looks_at_layers: bool = False, of_class: bool = True
+    name: str,
+    *,
+    why_not: WhyNot | None = None,
+    looks_at_layers: bool = False,
+    of_class: bool = True,
+    signed: bool = False,
 ) -> Callable[[Run], Run]:
     """Enter a function under a name, so that :func:`visattn.explain` and the command line know it.
 
     Args:
         name: how it is asked for; a name that is taken raises.
-        why_not, looks_at_layers, of_class: as in :class:`Method`.
+        why_not, looks_at_layers, of_class, signed: as in :class:`Method`.
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
@@ -82,7 +93,7 @@ def register_method(
         )
 
     def register(run: Run) -> Run:
-        METHODS.add(name, Method(run, why_not, looks_at_layers, of_class))
+        METHODS.add(name, Method(run, why_not, looks_at_layers, of_class, signed))
         return run
 
     return register

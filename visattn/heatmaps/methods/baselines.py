@@ -42,13 +42,3 @@ def edge(request: Request) -> MethodResult:
     with full_precision(grey.device):
         slopes = F.conv2d(F.pad(grey, (1, 1, 1, 1), mode="replicate"), kernels)
     return MethodResult(slopes.square().sum(1).sqrt())
-
-
-@register_method("input_gradient")
-def input_gradient(request: Request) -> MethodResult:
-    """The largest change of the class score per change of a pixel (Simonyan et al. 2014, arXiv:1312.6034)."""
-    images = request.images.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        request.run(images=images)
-        (gradient,) = torch.autograd.grad(request.score(), images)
-    return MethodResult(gradient.abs().amax(1))

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.heatmaps.methods.base import register_method
-from visattn.heatmaps.request import MethodResult, Request, class_scores
+from visattn.heatmaps.request import MethodResult, Request, backward_pass, class_scores
 from visattn.heatmaps.scaling import FINE, to_heatmap
 from visattn.heatmaps.watch.cache import cached
 from visattn.heatmaps.watch.inspection import inspection_copy
@@ -37,6 +37,8 @@ from visattn.models.wrapper import replace_slot
 
 COARSEST = 4  # rows and columns that the map which the head reads must have
 AT_THE_HEAD = frozenset({"gradcam", "hirescam", "xgradcam", "eigencam", "ablationcam"})  # see look_at
+
+BY_GRADIENTS = frozenset({"gradcam", "gradcam++", "hirescam", "xgradcam", "layercam"})
 
 # The package's class for each method.
 PACKAGE = {
@@ -84,6 +86,26 @@ def _look_at(model: nn.Module, example: Tensor, method: str) -> Place:
     places = choose(model, found, "stages")
     fine = [place for place in places if min(place.size) >= FINE]
     return fine[-1] if fine else max(places, key=lambda place: min(place.size))
+
+
+def behind_norm(model: nn.Module, example: Tensor) -> Place:
+    """Where ``hirescam`` looks: the same map, but behind the norm if nothing but a norm reads it place by place.
+
+    A norm's output does not change with the length of its input, so that map and gradient are orthogonal at every place
+    of what a class token looks at last: their product is zero, up to rounding. (A balanced backward pass has no such
+    trouble.)
+    """
+    return cached(model, example, "place behind norm", lambda: _behind_norm(model, example))
+
+
+def _behind_norm(model: nn.Module, example: Tensor) -> Place:
+    place = look_at(model, example, "hirescam")
+    found = survey_places(model, example)
+    names = [visit.name for visit in found.visits]
+    behind = names[names.index(place.name) + 1 :] if place.name in names else []
+    kind = type(found.modules[behind[0]]) if behind else nn.Module
+    is_norm = "norm" in kind.__name__.lower() and not issubclass(kind, nn.modules.batchnorm._NormBase)
+    return found.places()[behind[0]] if is_norm else place
 
 
 def place_at(model: nn.Module, example: Tensor, layer: str) -> Place:
@@ -148,14 +170,35 @@ def cam(request: Request, method: str, *, layer: str | None = None) -> MethodRes
         method: one of :data:`PACKAGE`.
         layer: name of the module whose output to look at; see :func:`look_at` for the default.
     """
+    return _cam(request, method, layer, balanced=False)
+
+
+def gradient_cam(request: Request, method: str, *, layer: str | None = None, balanced: bool = False) -> MethodResult:
+    """A class activation map whose channels are weighed by gradients.
+
+    Args:
+        request: model and images.
+        method: one of :data:`BY_GRADIENTS`.
+        layer: name of the module behind which to look; see :func:`look_at` for what is chosen unless it is given.
+        balanced: take gradients from a balanced backward pass (:mod:`visattn.heatmaps.balanced`).
+    """
+    return _cam(request, method, layer, balanced=balanced)
+
+
+def _cam(request: Request, method: str, layer: str | None, *, balanced: bool) -> MethodResult:
     model, images = request.model, request.images
-    place = look_at(model, images, method) if layer is None else place_at(model, images, layer)
-    return MethodResult(_maps(request, place, method), (place.name,))
+    if layer is not None:
+        place = place_at(model, images, layer)
+    elif method == "hirescam" and not balanced:
+        place = behind_norm(model, images)
+    else:
+        place = look_at(model, images, method)
+    return MethodResult(_maps(request, place, method, balanced=balanced), (place.name,))
 
 
 for _name in PACKAGE:
     _method = register_method(_name, why_not=why_no_cam, looks_at_layers=True, of_class=_name != "eigencam")
-    _method(partial(cam, method=_name))
+    _method(partial(gradient_cam if _name in BY_GRADIENTS else cam, method=_name))
 
 
 def grad_cam(model: nn.Module, images: Tensor, place: Place, target: Tensor | None = None) -> Tensor:
@@ -165,13 +208,13 @@ def grad_cam(model: nn.Module, images: Tensor, place: Place, target: Tensor | No
     return to_heatmap(maps, (images.shape[-2], images.shape[-1]))
 
 
-def _maps(request: Request, place: Place, method: str) -> Tensor:
+def _maps(request: Request, place: Place, method: str, *, balanced: bool = False) -> Tensor:
     """(B, height, width) at the resolution of the place."""
     import pytorch_grad_cam
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
     probed = Probed(request.model, place)
-    with torch.enable_grad():
+    with torch.enable_grad(), backward_pass(request, is_balanced=balanced):
         request.run(model=probed, images=request.images.detach().requires_grad_())
         activation = probed.map
         assert activation is not None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from visattn.heatmaps.methods.base import register_method
 from visattn.heatmaps.methods.rollout import why_no_rollout
-from visattn.heatmaps.request import MethodResult, Request
+from visattn.heatmaps.request import MethodResult, Request, backward_pass
 from visattn.heatmaps.watch.cache import on_device
 from visattn.heatmaps.watch.calls import Call
 from visattn.heatmaps.watch.exactness import full_precision, row_slices
@@ -37,8 +37,13 @@ def why_no_legrad(model: nn.Module, images: Tensor) -> str | None:
 
 
 @register_method("legrad", why_not=why_no_legrad, looks_at_layers=True)
-def legrad(request: Request) -> MethodResult:
-    """How much the score, read after each block, would gain from more attention to a patch."""
+def legrad(request: Request, *, balanced: bool = False) -> MethodResult:
+    """How much the score, read after each block, would gain from more attention to a patch.
+
+    Args:
+        request: model and images.
+        balanced: take gradients from a balanced backward pass (:mod:`visattn.heatmaps.balanced`).
+    """
     model: Any = request.model
     found = geometry(model, request.images)
     blocks = list(model.blocks)
@@ -51,7 +56,7 @@ def legrad(request: Request) -> MethodResult:
 
     handles = [block.register_forward_hook(lambda _m, _a, output: outputs.append(output)) for block in blocks]
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), backward_pass(request, is_balanced=balanced, weights=True):
             request.run(reporting_layers(request.model, found, keep), images=request.images.clone().requires_grad_())
             gradients = [
                 torch.autograd.grad(request.score(model.forward_head(model.norm(tokens))), call.leaf())[0]

@@ -21,7 +21,7 @@ from torch import Tensor
 from visattn.heatmaps.methods.base import register_method
 from visattn.heatmaps.methods.rollout import why_no_rollout
 from visattn.heatmaps.propagation import Propagation, fuse_heads
-from visattn.heatmaps.request import MethodResult, Request
+from visattn.heatmaps.request import MethodResult, Request, backward_pass
 from visattn.heatmaps.watch.calls import Call
 from visattn.heatmaps.watch.exactness import full_precision, row_slices
 from visattn.heatmaps.watch.geometry import geometry, reporting_layers
@@ -29,18 +29,28 @@ from visattn.heatmaps.watch.layers import Layer
 
 
 @register_method("grad_rollout", why_not=why_no_rollout, looks_at_layers=True)
-def grad_rollout(request: Request) -> MethodResult:
-    """Rollout of the weights that support the class."""
-    return _relevance(request, normalised=True)
+def grad_rollout(request: Request, *, balanced: bool = False) -> MethodResult:
+    """Rollout of the weights that support the class.
+
+    Args:
+        request: model and images.
+        balanced: take gradients from a balanced backward pass (:mod:`visattn.heatmaps.balanced`).
+    """
+    return _relevance(request, normalised=True, balanced=balanced)
 
 
 @register_method("chefer", why_not=why_no_rollout, looks_at_layers=True)
-def chefer(request: Request) -> MethodResult:
-    """Generic attention explainability: relevance accumulated from layer to layer."""
-    return _relevance(request, normalised=False)
+def chefer(request: Request, *, balanced: bool = False) -> MethodResult:
+    """Generic attention explainability: relevance accumulated from layer to layer.
+
+    Args:
+        request: model and images.
+        balanced: take gradients from a balanced backward pass (:mod:`visattn.heatmaps.balanced`).
+    """
+    return _relevance(request, normalised=False, balanced=balanced)
 
 
-def _relevance(request: Request, *, normalised: bool) -> MethodResult:
+def _relevance(request: Request, *, normalised: bool, balanced: bool) -> MethodResult:
     found = geometry(request.model, request.images)
     state = Propagation(found, normalised=normalised)
     calls: list[tuple[Layer, Call]] = []
@@ -49,7 +59,7 @@ def _relevance(request: Request, *, normalised: bool) -> MethodResult:
         if layer.leads_on:
             calls.append((layer, call))
 
-    with torch.enable_grad():
+    with torch.enable_grad(), backward_pass(request, is_balanced=balanced, weights=True):
         request.run(reporting_layers(request.model, found, keep), images=request.images.clone().requires_grad_())
         leaves = [call.leaf() for _, call in calls]
         gradients = torch.autograd.grad(request.score(), leaves, allow_unused=True)

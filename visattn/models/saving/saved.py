@@ -28,7 +28,7 @@ from visattn.models.saving.card import CARD, check_card, read_card
 from visattn.models.saving.description import describe, title
 from visattn.models.saving.rebuilding import check_equal, rebuild
 from visattn.models.saving.weights import read_weights
-from visattn.modules import underlying
+from visattn.modules import check_default_device, underlying
 
 WEIGHTS = "model.safetensors"
 
@@ -80,6 +80,7 @@ def save_model(
     >>> [each["at"] for each in card["attachments"]]
     ['blocks.0', 'blocks.2']
     """
+    check_default_device()
     model = underlying(model)
     folder = _path(folder)
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -139,6 +140,7 @@ def load_model(folder: str | Path) -> tuple[nn.Module, dict[str, Any]]:
 
     Nothing in the files is executed.
     """
+    check_default_device()
     folder = _path(folder)
     folder = folder.parent if folder.is_file() else folder
     for name in (CARD, WEIGHTS):
