@@ -17,7 +17,7 @@ from visattn.heatmaps.findings import Examiner, Question, classes_of
 from visattn.heatmaps.targets import resolve
 from visattn.missing import saying_what_to_install
 from visattn.models.saving.saved import Trained
-from visattn.modules import evaluating
+from visattn.modules import check_default_device, evaluating
 from visattn.opening import open_model, own_preparation
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def examine(
     """
     from visattn.data.images import read_batches
 
+    check_default_device()
     batch_size = at_least_one("batch_size", batch_size)
     wanted = _several(methods)
     for name in wanted or ():
