@@ -2,5 +2,6 @@
 
 from visattn.scoring.evaluation import evaluate
 from visattn.scoring.result import Evaluation
+from visattn.scoring.words import PictureScore, score
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "PictureScore", "evaluate", "score"]
