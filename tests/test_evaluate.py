@@ -292,3 +292,29 @@ def test_heatmap_score(photographs):
     assert data["subjects"][0]["views"]["edge"]["score"] == manifest["images"][0]["scores"]["edge"]
     found = visattn.examine("model", "photographs/0.png", "edge", score=True)
     assert found.findings[0].subject.views[0].score == manifest["images"][0]["scores"]["edge"]
+
+
+# ---- Quantus
+
+
+def test_an_explain_func_for_quantus():
+    images, _ = spots(3)
+    explain_func = visattn.scoring.for_quantus("input_gradient")
+    found = explain_func(Spots(), images.numpy().astype(np.float64), np.array([0, 1, 1]), device="cpu", xai_lib="")
+    wanted = visattn.explain(Spots(), images, "input_gradient", [0, 1, 1]).heatmap
+    np.testing.assert_array_equal(found, wanted[:, None])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_pointing_game_of_quantus_agrees():
+    """Where definitions agree: no tolerance, no ties."""
+    quantus = pytest.importorskip("quantus", reason="pip install 'visattn[quantus]'")
+    images, masks = spots(6)
+    metric = quantus.PointingGame(disable_warnings=True, display_progressbar=False)
+    theirs = metric(
+        model=Spots(), x_batch=images.numpy(), y_batch=np.arange(6) % 2, s_batch=masks[:, None].numpy().astype(int),
+        explain_func=visattn.scoring.for_quantus("random"), device="cpu",
+    )  # fmt: skip
+    maps = visattn.explain(Spots(), images, "random").heatmap
+    ours = masks.flatten(1).gather(1, maps.flatten(1).argmax(1, keepdim=True))[:, 0]
+    assert [bool(each) for each in theirs] == ours.tolist()
