@@ -55,6 +55,7 @@ def add_command(commands: Any) -> None:
         "--layers", metavar="L,M", help="add a grid of single heads for these layers: names, indices, or all"
     )
     parser.add_argument("--heads", metavar="H,I", help="heads in that grid: indices, or all")
+    parser.add_argument("--score", action="store_true", help="say below each heatmap whether it is true")
     parser.set_defaults(run=run)
 
 
@@ -84,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             out=folder,
             layers=layers,
             heads=heads,
+            score=arguments.score,
             preparation=preparation,
             batch_size=arguments.batch_size,
             note=left_out.add,
