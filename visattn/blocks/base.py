@@ -128,14 +128,14 @@ def reduced(channels: int, rd_ratio: float, *, minimum: int = 1) -> int:
     return max(minimum, int(channels * rd_ratio))
 
 
-def _watch_inputs(block: nn.Module, name: str, channels: int) -> None:
+def _watch_inputs(block: Any, name: str, channels: int) -> None:
     """Have a block say what it takes when it is given something else."""
     block.built_as = (name, channels)
     block.register_forward_pre_hook(takes_maps)
-    for module in block.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.built_for = name
-            module.register_forward_pre_hook(takes_several_numbers)
+    norms: list[Any] = [module for module in block.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.built_for = name
+        norm.register_forward_pre_hook(takes_several_numbers)
 
 
 # TorchScript takes no hooks but plain functions of a module and a tuple, and must not read what they do.
@@ -143,19 +143,19 @@ def _watch_inputs(block: nn.Module, name: str, channels: int) -> None:
 
 def takes_maps(self: Any, args: tuple[Tensor]) -> None:
     """A hook of a block."""
-    if not torch.jit.is_scripting():
-        _check_map(*self.built_as, args)
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        _check_map(self.built_as, args)
 
 
 def takes_several_numbers(self: Any, args: tuple[Tensor]) -> None:
     """A hook of a block's batch norm."""
-    if not torch.jit.is_scripting():
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
         _check_batch(self, self.built_for, args)
 
 
-def _check_map(block: str, channels: int, args: tuple[Any, ...]) -> None:
+def _check_map(built_as: tuple[str, int], args: tuple[Any, ...]) -> None:
     """Raise before PyTorch does, or where it would not, unless the input is a tracer's stand-in."""
-    x = args[0] if args else None
+    (block, channels), x = built_as, args[0] if args else None
     if isinstance(x, Proxy) or torch.jit.is_tracing():  # type: ignore[attr-defined]  # public, but not in __all__
         return
     if not isinstance(x, Tensor):
