@@ -18,6 +18,7 @@ prefix). Gradients are taken to the probe only, so that parameters keep their ``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.heatmaps.methods.base import register_method
-from visattn.heatmaps.request import MethodResult, Request, backward_pass, class_scores
+from visattn.heatmaps.request import MethodResult, Request, backward_pass
 from visattn.heatmaps.scaling import FINE, to_heatmap
 from visattn.heatmaps.watch.cache import cached
 from visattn.heatmaps.watch.inspection import inspection_copy
@@ -131,10 +132,11 @@ class Probed(nn.Module):
         self.place = place
         self.probe: nn.Module = nn.Identity()
         self.map: Tensor | None = None
+        self.rows: Callable[[Any], Tensor] | None = None  # what the package is to see of the output
         self.dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
 
     def forward(self, images: Tensor) -> Any:
-        """Logits, or whatever a model without classes returns."""
+        """What the model returns, or what the package is to see of it."""
         layout, size = self.place.layout, (images.shape[-2], images.shape[-1])
 
         def through(output: Tensor) -> Tensor:
@@ -147,8 +149,7 @@ class Probed(nn.Module):
         handle = self.model.get_submodule(self.place.name).register_forward_hook(hook)
         try:
             output = self.model(images.to(self.dtype))  # the package multiplies them by masks in single precision
-            scores = class_scores(self.model, output)
-            return output if scores is None else scores
+            return output if self.rows is None else self.rows(output)
         finally:
             handle.remove()
 
@@ -211,7 +212,6 @@ def grad_cam(model: nn.Module, images: Tensor, place: Place, target: Tensor | No
 def _maps(request: Request, place: Place, method: str, *, balanced: bool = False) -> Tensor:
     """(B, height, width) at the resolution of the place."""
     import pytorch_grad_cam
-    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
     probed = Probed(request.model, place)
     with torch.enable_grad(), backward_pass(request, is_balanced=balanced):
@@ -219,16 +219,22 @@ def _maps(request: Request, place: Place, method: str, *, balanced: bool = False
         activation = probed.map
         assert activation is not None
         # Without a class there is no gradient, and eigencam needs none.
-        gradient = activation if request.target is None else torch.autograd.grad(request.score(), activation)[0]
+        gradient = torch.autograd.grad(request.score(), activation)[0] if request.has_score() else activation
     options = {"ablation_layer": _zeroing()} if method == "ablationcam" else {}
     package = _without_progress_bars(getattr(pytorch_grad_cam, PACKAGE[method]))(probed, [probed.probe], **options)
     # On reduced precision the package's NumPy would fail.
     arrays = [x.detach().float().cpu().numpy() for x in (activation, gradient)]
-    targets = [ClassifierOutputTarget(int(index)) for index in request.target] if request.target is not None else []
+    probed.rows = partial(request.aim.rows, request.model) if request.has_score() else None
+    targets = [_number(request, image) for image in range(len(request.images))] if request.has_score() else []
     with torch.no_grad():
         maps = package.get_cam_image(request.images, probed.probe, targets, *arrays, False)
     package.activations_and_grads.release()
     return torch.as_tensor(maps).clamp(min=0)
+
+
+def _number(request: Request, image: int) -> Callable[[Tensor], Tensor]:
+    """What is explained of an image, given a row of the output for a changed one."""
+    return lambda row: request.aim.numbers(row[None], request.target, slice(image, image + 1))[0]
 
 
 def _without_progress_bars(package: Any) -> Any:
