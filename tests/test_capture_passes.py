@@ -1,5 +1,8 @@
 """Maps are those of the last pass through the model that is watched, whichever part of it is called."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -324,3 +327,12 @@ def test_modules_that_are_not_registered():
     with torch.no_grad(), visattn.capture(model) as maps:
         model(torch.rand(1, 5, 8))
     assert [tuple(weights.shape) for weights in maps.values()] == [(1, 2, 5, 5)]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_that_is_made_meanwhile(vit, copied):
+    model, images = vit
+    with torch.no_grad(), visattn.capture(model) as maps:
+        model(images)
+        copied(model)(images)
+    assert list(maps) == SIX

@@ -174,3 +174,11 @@ def test_one_class_has_no_probability():
     assert (finding.said["target"], finding.said["probability"], finding.said["predicted_probability"]) == (
         0, None, None,
     )  # fmt: skip
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_folder_that_was_never_finished_can_be_written_to_again(model):
+    (finding,) = visattn.examine(model, pixels(), "rollout").findings
+    visattn.report.folder.HeatmapFolder("out", ["rollout"]).add("a.png", finding)  # and then the process was killed
+    found = visattn.examine(model, pixels(), "rollout", out="out")
+    assert found.page is not None

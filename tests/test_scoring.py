@@ -145,6 +145,19 @@ def test_inpainting(name, size):
         np.testing.assert_array_equal(each[:, ~mask], image[:, ~mask])
 
 
+def test_nothing_but_zeros_around_is_no_division_by_zero():
+    image = torch.zeros(1, 1, 32, 32)
+    image[..., 8, 8] = 1
+    removed = torch.ones(1, 1, 32, 32, dtype=torch.bool)
+    removed[..., 8:10, 8:10] = removed[..., 20:, 20:] = False
+    removed[..., 7, 7:9] = removed[..., 7:9, 7] = False
+    found = linear(image, removed)
+    assert found.isfinite().all()
+    np.testing.assert_allclose(
+        found[0].double(), fills.linear(image[0].double().numpy(), removed[0, 0].numpy()), atol=1e-3
+    )
+
+
 @pytest.mark.parametrize("name", ["linear", "neighbours"])
 def test_nothing_is_left_to_inpaint_from(name):
     images = torch.randn(1, 3, 9, 7)

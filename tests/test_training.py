@@ -199,6 +199,13 @@ def test_every_piece_of_the_recipe_trains(elsewhere, piece):
     assert main(["--resume", f"runs/{piece}", "--epochs", "3"]) == 0
 
 
+def test_the_film_has_every_second_epoch_and_the_last(elsewhere):
+    run("--name", "filmed", "--epochs", 3, "--film-every", 2, "--trainer.limit_train_batches", 1)
+    frames = sorted((elsewhere / "runs" / "filmed" / "film").iterdir())
+    assert [frame.name for frame in frames] == ["epoch_0002.npy", "epoch_0003.npy"]
+    assert np.load(frames[0]).shape == (2, 64, 64)
+
+
 @pytest.mark.slow
 def test_a_compiled_model_trains_and_is_filmed(elsewhere):
     proportional = ["--optimizer", "sgd", "--lr", "0.01"]  # to the gradient: rounding stays small

@@ -65,6 +65,10 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
         model._compiled_call_impl = compiled
 
 
+def _do_nothing(*_: Any) -> None:
+    """What is left of a hook of a thread in a copy."""
+
+
 class HookOfThread:
     """A hook on a shared network that acts only in the thread that created it, and that copies leave out.
 
@@ -79,6 +83,10 @@ class HookOfThread:
     def __call__(self, *args: Any) -> Any:
         """Run the hook, except in other threads."""
         return self.act(*args) if threading.get_ident() == self.thread else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the network, or a pickle, has nobody who is looking."""
+        return HookOfThread, (_do_nothing,)
 
 
 def lasting_hooks(hooks: dict[int, Any]) -> dict[int, Any]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import visattn
-from visattn.cli import blocks, heatmap, predict
+from visattn.cli import blocks, evaluate, heatmap, predict
 from visattn.cli.streams import make_writable
 from visattn.files import at_home, printable
 from visattn.missing import MissingPackage, saying_what_to_install
@@ -35,6 +35,7 @@ def _run(argv: list[str]) -> int:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a model (visattn train --help)", add_help=False)
     heatmap.add_command(commands)
+    evaluate.add_command(commands)
     predict.add_command(commands)
     blocks.add_command(commands)
     for name, command in commands.choices.items():

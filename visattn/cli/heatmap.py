@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, image_command, named_images, named_model, progress
+from visattn.cli.inputs import (
+    DONE,
+    NOTHING,
+    PARTLY,
+    LeftOut,
+    image_command,
+    listed,
+    named_images,
+    named_model,
+    progress,
+)
 from visattn.examination import DEFAULT, WITH_PATCHES
 from visattn.heatmaps.aim import OF
 from visattn.listing import shown
@@ -48,6 +58,7 @@ def add_command(commands: Any) -> None:
         "--layers", metavar="L,M", help="add a grid of single heads for these layers: names, indices, or all"
     )
     parser.add_argument("--heads", metavar="H,I", help="heads in that grid: indices, or all")
+    parser.add_argument("--score", action="store_true", help="say below each heatmap whether it is true")
     parser.set_defaults(run=run)
 
 
@@ -59,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     # Report mistakes in the request before computing anything.
     left_out = LeftOut()
-    methods = _names(arguments.method)
+    methods = listed(arguments.method, "--method")
     for name in methods or ():
         METHODS[name]
     layers, heads = _layers(arguments.layers), _heads(arguments.heads)
@@ -79,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             out=folder,
             layers=layers,
             heads=heads,
+            score=arguments.score,
             preparation=preparation,
             batch_size=arguments.batch_size,
             note=left_out.add,
@@ -91,19 +103,9 @@ def run(arguments: argparse.Namespace) -> int:
     return left_out.code
 
 
-def _names(text: str | None, flag: str = "--method") -> list[str] | None:
-    """Split at commas, dropping duplicates."""
-    if text is None:
-        return None
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names:
-        raise ValueError(f"{flag} is empty")
-    return names
-
-
 def _layers(text: str | None) -> str | list[str | int] | None:
     """Parse layer names and indices, or ``all``."""
-    names = _names(text, "--layers")
+    names = listed(text, "--layers")
     if names is None or names == ["all"]:
         return None if names is None else "all"
     return [_number(name) for name in names]
@@ -111,7 +113,7 @@ def _layers(text: str | None) -> str | list[str | int] | None:
 
 def _heads(text: str | None) -> str | list[int] | None:
     """Parse head indices, or ``all``."""
-    names = _names(text, "--heads")
+    names = listed(text, "--heads")
     if names is None or names == ["all"]:
         return None if names is None else "all"
     numbers = []

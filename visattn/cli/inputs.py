@@ -40,6 +40,17 @@ class LeftOut:
 
 def image_command(commands: Any, name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
     """Add a command with flags for the model and the images."""
+    parser = model_command(commands, name, summary, epilog)
+    parser.add_argument(
+        "--image", metavar="PATH", nargs="+", action="extend", required=True, help="image files and folders"
+    )
+    return parser
+
+
+def model_command(
+    commands: Any, name: str, summary: str, epilog: str, *, batch_size: int = 8
+) -> argparse.ArgumentParser:
+    """Add a command with flags for the model."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -54,11 +65,20 @@ def image_command(commands: Any, name: str, summary: str, epilog: str) -> argpar
         help="a run folder, a checkpoint (.ckpt), or a state dict (.safetensors, .pth)",
     )
     parser.add_argument(
-        "--image", metavar="PATH", nargs="+", action="extend", required=True, help="image files and folders"
+        "--batch-size", metavar="N", type=int, default=batch_size, help=f"images per batch [{batch_size}]"
     )
-    parser.add_argument("--batch-size", metavar="N", type=int, default=8, help="images per batch [8]")
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda, ... [cuda if available]")
     return parser
+
+
+def listed(text: str | None, flag: str) -> list[str] | None:
+    """Split at commas, dropping duplicates."""
+    if text is None:
+        return None
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise ValueError(f"{flag} is empty")
+    return names
 
 
 def named_images(arguments: argparse.Namespace, left_out: LeftOut) -> list[Path]:

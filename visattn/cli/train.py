@@ -38,8 +38,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
                 raise
             print(f"{prog}: {one_line(MemoryError(str(error).partition(NO_MEMORY)[2]))}", file=sys.stderr)
             return 1
-        except KeyboardInterrupt:  # raised by a plugin: a signal is an Interrupted
-            return 130
 
 
 def say_goodbye(stopped: Interrupted, *, requeue: bool) -> None:

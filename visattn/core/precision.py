@@ -24,5 +24,7 @@ def precise(x: Tensor) -> Tensor:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Run every operation in the precision of its operands."""
-    on = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    # Compilers run where there is autocast; those of torch 2.8 and before cannot trace the question.
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device.type)
+    on = known and torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if on else nullcontext()

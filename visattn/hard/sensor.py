@@ -61,8 +61,9 @@ def coverage(points: Tensor, size: tuple[float, float], image: tuple[int, int]) 
         size: height and width of a glimpse in pixels.
         image: height and width of the image.
 
-    >>> coverage(torch.tensor([[[-0.5, -0.5], [0.0, 0.0]]]), (2, 2), (4, 4))[0, 1]
-    tensor([1., 2., 1., 0.])
+    >>> coverage(torch.tensor([[[0.5, -0.5]]]), (1, 2), (2, 4))  # to the right, and up
+    tensor([[[0., 0., 1., 1.],
+             [0., 0., 0., 0.]]])
     """
     (height, width), (rows, columns) = size, image
     x, y = (points[..., 0] + 1) / 2 * columns, (points[..., 1] + 1) / 2 * rows  # (B, T)

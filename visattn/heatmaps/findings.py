@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,7 @@ class Examiner:
         target: the class to explain; if None the predicted one, as far as the model has classes.
         number, classes: how many classes it has, and their names if they are known.
         of, versus: which number of the class is explained, and the class it is compared with, as in ``explain``.
+        judge: says of an explanation of images whether it is true, in a sentence per image.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class Examiner:
         classes: Sequence[str] | None,
         of: str = "logit",
         versus: int | None = None,
+        judge: Callable[[Explanation, Tensor], Sequence[str]] | None = None,
     ) -> None:
+        self.judge = judge
         self.model, self.preparation, self.question = model, preparation, question
         self.target, self.number, self.classes = target, number, classes
         self.of, self.versus = of, versus
@@ -124,6 +127,7 @@ class Examiner:
         related = _chosen(relate(self.model, x)) if question.patches else {}
         if "gates" in explained:
             related |= explained["gates"].extra.get("relations", {})
+        judged = {} if self.judge is None else {method: self.judge(each, x) for method, each in explained.items()}
         shown = [self.preparation.shown(image) for image in images]
         return [
             self._finding(
@@ -134,6 +138,7 @@ class Examiner:
                 explained,
                 heads,
                 related,
+                {method: sentences[number] for method, sentences in judged.items()},
             )
             for number, (name, picture) in enumerate(zip(names, shown, strict=True))
         ]
@@ -147,16 +152,19 @@ class Examiner:
         explained: Mapping[str, Explanation],
         heads: Mapping[tuple[str, int], Tensor],
         related: Mapping[str, Affinities],
+        judged: Mapping[str, str],
     ) -> Finding:
         def fitted(heatmap: Tensor) -> Heatmap:
             return fit_heatmap(heatmap[number], picture.shape[:2])
 
         said = self._said(probabilities)
+        if judged:
+            said["scores"] = dict(judged)
         about = self._label(said["target"], said["probability"])
         if self.versus is not None:
             about = f"{about} rather than {self._label(self.versus)}"
         views = tuple(
-            View(method, fitted(each.heatmap), _note(each), about if each.of_class else "")
+            View(method, fitted(each.heatmap), _note(each), about if each.of_class else "", judged.get(method, ""))
             for method, each in explained.items()
         )
         channels = explained["gates"].extra.get("channels", {}) if "gates" in explained else {}

@@ -25,6 +25,7 @@ from typing import Any
 import timm
 
 from visattn.blocks import block_info, list_blocks
+from visattn.listing import first_few
 
 OWN = (
     "visattn",
@@ -164,15 +165,11 @@ def check_plugins(card: Mapping[str, Any], source: str | Path) -> None:
     for plugin in card.get("plugins", ()):
         missing = [name for name in plugin["registers"] if name not in known]
         if missing:
+            named = first_few([repr(name[:40]) for name in missing], 2)
             raise ValueError(
-                f"this model needs --plugin {plugin['name'][:100]}, which has {_listed(missing)} "
+                f"this model needs --plugin {plugin['name'][:100]}, which has {named} "
                 f"(in Python: import it before): {str(source)!r}"
             )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(repr(name[:40]) for name in names[:2]) + more
 
 
 def changed_plugins(card: Mapping[str, Any]) -> list[str]:

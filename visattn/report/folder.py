@@ -46,7 +46,7 @@ class HeatmapFolder:
         self.findings: list[Finding] = []  # on the sheets
         self.layers: dict[str, list[str]] = {}
         self._stems = Stems([*methods, *KINDS])
-        _make_folder(self.path)
+        make_folder(self.path, MANIFEST, MAKER)
 
     def add(self, name: str, finding: Finding) -> None:
         """Write the files of one image; ``name`` is its path, or what it is called."""
@@ -69,18 +69,24 @@ class HeatmapFolder:
         return self.path / PAGE
 
 
-def _make_folder(path: Path) -> None:
-    """Create a folder, and check that it is writable and contains no files from elsewhere."""
+def make_folder(path: Path, manifest: str, maker: str) -> None:
+    """Create a folder, and check that it is writable and contains no files from elsewhere.
+
+    Args:
+        path: the folder.
+        manifest: name of the file that says who wrote the folder.
+        maker: who may write to it.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
-        foreign = sorted(entry.name for entry in path.iterdir()) if made_by(path / MANIFEST) != MAKER else []
+        foreign = sorted(entry.name for entry in path.iterdir()) if made_by(path / manifest) != maker else []
     except OSError as error:
         raise ValueError(f"cannot write to {str(path)!r} ({error.strerror})") from error
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise ValueError(
-            f"{str(path)!r} has files that visattn heatmap did not write ({foreign[0]!r}{more}): choose a new folder"
+            f"{str(path)!r} has files that {maker} did not write ({foreign[0]!r}{more}): choose a new folder"
         )
 
 

@@ -39,8 +39,13 @@ def write_page(path: Path, subjects: Sequence[Subject], title: str) -> None:
         "maps": {name: _text((255 * colormaps[name](range(256))[:, :3]).round()) for name in MAPS},
         "subjects": [_subject(subject) for subject in subjects],
     }
+    write_filled(path, _TEMPLATE, data)
+
+
+def write_filled(path: Path, template: Path, data: Any) -> None:
+    """Write a page with its data inside."""
     # Only "<" could end or change a script element, so it is escaped; json escapes everything else.
-    page = _TEMPLATE.read_text(encoding="utf-8").replace("{{ data }}", to_json(data).replace("<", r"\u003c"))
+    page = template.read_text(encoding="utf-8").replace("{{ data }}", to_json(data).replace("<", r"\u003c"))
     with replacing(path) as partial:
         partial.write_text(page, encoding="utf-8")
 
@@ -50,13 +55,14 @@ def _subject(subject: Subject) -> dict[str, Any]:
         view.method: {
             "target": view.target,
             "note": view.note,
+            "score": view.score,
             "empty": bool(view.heatmap.max() == 0),
-            "heatmap": _picture((255 * shrunk(view.heatmap, HEATMAP)).round().astype(np.uint8), "png"),
+            "heatmap": embedded_picture((255 * shrunk(view.heatmap, HEATMAP)).round().astype(np.uint8), "png"),
         }
         for view in subject.views
     }
     photo = shrunk(subject.image, PHOTO)
-    jpeg, png = _picture(photo, "jpeg"), _picture(photo, "png")
+    jpeg, png = embedded_picture(photo, "jpeg"), embedded_picture(photo, "png")
     return {
         "name": subject.name,
         "said": subject.said,
@@ -113,7 +119,7 @@ def _text(numbers: NDArray[Any]) -> str:
     return base64.b64encode(numbers.astype(np.uint8).tobytes()).decode()
 
 
-def _picture(pixels: NDArray[np.uint8], kind: str) -> str:
+def embedded_picture(pixels: NDArray[np.uint8], kind: str) -> str:
     """Encode an image as a data URL."""
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, kind, quality=90)

@@ -71,7 +71,9 @@ class Engine:
         self._model = own_copy(model)
         self.passes = 0  # images that went through the model
         logits = torch.cat([self._logits(chunk) for chunk in self.images.split(self.batch_size)])
-        wanted = resolve(target, len(self.images), logits.shape[1], class_names(logits.shape[1], model))
+        self.classes = logits.shape[1]
+        self.knows_black = black is not None
+        wanted = resolve(target, len(self.images), self.classes, class_names(self.classes, model))
         self.target = logits.argmax(1) if wanted is None else wanted
         self.clean = self._answers(logits, self.target)
         self._fill = Filler(self.images, black, seed)

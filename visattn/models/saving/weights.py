@@ -39,7 +39,7 @@ def read_tensors(path: str | Path, map_location: Any = "cpu") -> Any:
 
 
 def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The model's own weights in a checkpoint of :class:`visattn.training.Classifier`."""
+    """The model's own weights in a checkpoint of :class:`visattn.training.classifier.Classifier`."""
     prefix, state = "model.", checkpoint.get("state_dict")
     if not _is_state_dict(state):
         raise ValueError("a checkpoint without a state_dict, names and tensors, is of no use")

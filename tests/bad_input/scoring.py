@@ -1,0 +1,83 @@
+"""Wrong questions about whether heatmaps are true."""
+
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+from PIL import Image
+
+import visattn
+from tests.bad_input.case import Call, Command
+
+
+def evaluate(methods: object = "edge", metrics: object = "srg", number: int = 3, **options: object) -> object:
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet", num_classes=number)
+    return visattn.evaluate(model, torch.rand(2, 3, 64, 64), methods, metrics, **options)
+
+
+def with_nan() -> object:
+    model = timm.create_model("test_resnet", num_classes=3)
+    return visattn.evaluate(model, torch.full((1, 3, 64, 64), torch.nan), "edge", "srg")
+
+
+def broken() -> object:
+    model = timm.create_model("test_resnet", num_classes=3)
+    torch.nn.init.constant_(model.fc.weight, torch.nan)
+    return visattn.evaluate(model, torch.rand(1, 3, 64, 64), "edge", "srg")
+
+
+def one_picture(**options: object) -> object:
+    model, x = timm.create_model("test_resnet", num_classes=3), torch.rand(1, 3, 64, 64)
+    return visattn.score(visattn.explain(model, x, "edge"), model, x, **options)
+
+
+def masks(folder: Path) -> None:
+    (folder / "masks").mkdir()
+    for name in ("a", "b"):
+        Image.fromarray(np.ones((41, 60), np.uint8)).save(folder / "masks" / f"{name}.png")
+
+
+def boxes(content: str):
+    def prepare(folder: Path) -> None:
+        (folder / "masks").mkdir()
+        (folder / "masks" / "a.xml").write_text(content)
+
+    return prepare
+
+
+LAUGHS = '<!DOCTYPE a [<!ENTITY b "ha">]><annotation><object>&b;</object></annotation>'
+START = "evaluate --weights model"
+CASES = [
+    Call("unknown metric", lambda: evaluate(metrics="srgg"), "unknown metric 'srgg': did you mean 'srg'"),
+    Call("no metric", lambda: evaluate(metrics=[]), "no metrics: choose from"),
+    Call("unknown fill", lambda: evaluate(fill="blurr"), "unknown fill 'blurr': did you mean 'blur'"),
+    Call("unknown method of scores", lambda: evaluate("gradcamm"), "unknown method 'gradcamm'"),
+    Call("a method that does not fit", lambda: evaluate("rollout"), "none of the methods fits the model"),
+    Call("no steps", lambda: evaluate(steps=0), "steps must be at least 1"),
+    Call("masks of another size", lambda: evaluate(masks=torch.ones(2, 64, 63)), "here 2 x 64 x 64, got 2 x 64 x 63"),
+    Call("masks of other images", lambda: evaluate(masks=torch.ones(3, 64, 64)), "here 2 x 64 x 64, got 3 x 64 x 64"),
+    Call("empty masks", lambda: evaluate(masks=torch.zeros(2, 64, 64)), "the mask of image 0 is empty"),
+    Call("NaN in masks", lambda: evaluate(masks=torch.full((2, 64, 64), torch.nan)), "masks hold numbers that are not"),
+    Call("no masks", lambda: evaluate(metrics="pointing"), "pointing: it is not known where the objects are"),
+    Call("no confident image", lambda: evaluate(metrics="gridpg", number=50), "gridpg: no mosaics"),
+    Call("NaN in images", with_nan, "the images hold numbers that are not finite"),
+    Call("NaN in weights", broken, "are not finite (NaN or infinite): are its weights?"),
+    Call("one class only", lambda: evaluate(number=1), "scores need a classifier with two classes or more"),
+    Call("no classes to score", lambda: evaluate(number=0), "scores need a classifier with two classes or more"),
+    Call("no such data", lambda: visattn.evaluate(timm.create_model("test_resnet"), "nowhere"), "there are no images"),
+    Call("a model by number", lambda: visattn.evaluate(3), "the model is a network, or the folder", TypeError),
+    Call("a share of nothing", lambda: one_picture(share=0), "share is a number above 0 and at most 1, got 0"),
+    Command(f"{START} --metrics nothing", "unknown metric 'nothing'"),
+    Command(f"{START} --methods rollout --data photos", "none of the methods fits the model"),
+    Command(f"{START} --data nowhere", "there are no images to score heatmaps on"),
+    Command(f"{START} --data a.png --masks nowhere", "there is no folder 'nowhere' of masks"),
+    Command(f"{START} --data a.png --masks photos", "holds no masks"),
+    Command(f"{START} --data a.png --masks masks", "is 41 x 60, but its image is 40 x 60 pixels", prepare=masks),
+    Command(f"{START} --data a.png --masks masks", "declares a document type", prepare=boxes(LAUGHS)),
+    Command(f"{START} --data a.png --masks masks", "is not XML", prepare=boxes("no")),
+    Command(f"{START} --out photos", "has files that visattn evaluate did not write"),
+    Command(f"{START} --steps 0 --data photos", "steps must be at least 1"),
+    Command(f"{START} --fill fog --data photos", "unknown fill 'fog'"),
+]

@@ -1,0 +1,48 @@
+"""How the text of a setting is read."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from visattn.cli import notation
+from visattn.cli.parsing import parse
+from visattn.files import configs_folder
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("010", 10),
+        ("0o17", 15),
+        ("0x10", 16),
+        ("-3", -3),
+        ("1e-3", 1e-3),
+        (".5", 0.5),
+        ("1:30", "1:30"),
+        ("on", "on"),
+        ("no", "no"),
+        ("true", True),
+        ("null", None),
+        ("#1", "#1"),
+        ("2026-01-02", "2026-01-02"),
+        ("{a: 010, b: [on, ~]}", {"a": 10, "b": ["on", None]}),
+    ],
+)
+def test_words(text, value):
+    assert notation.load(text) == value
+    assert type(notation.load(text)) is type(value)
+
+
+@pytest.mark.parametrize("file", sorted(configs_folder().glob("*.yaml")), ids=lambda file: file.stem)
+def test_configs_mean_what_they_meant(file):
+    read, before = notation.load(file.read_text()), yaml.safe_load(file.read_text())
+    assert {key: float(value) if key == "lr" else value for key, value in read.items()} == {
+        key: float(value) if key == "lr" else value for key, value in before.items()
+    }
+
+
+def test_flags():
+    settings = parse(["--seed", "010", "--name", "#1", "--out", "~/runs", "--model-options", "{a: off}"]).settings
+    assert (settings.seed, settings.name, settings.out) == (10, "#1", str(Path("~/runs").expanduser()))
+    assert settings.model_options == {"a": "off"}
