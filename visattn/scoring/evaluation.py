@@ -10,7 +10,7 @@ from torch import nn
 
 from visattn.core.arguments import Device, at_least_one
 from visattn.heatmaps import METHODS, list_methods
-from visattn.heatmaps.targets import Target
+from visattn.heatmaps.targets import Class
 from visattn.models.saving.saved import Trained
 from visattn.modules import check_default_device
 from visattn.opening import open_model, own_preparation
@@ -35,7 +35,7 @@ def evaluate(
     metrics: str | Sequence[str] = ("faithfulness", "localisation", "cost"),
     *,
     masks: Masks = None,
-    target: Target = None,
+    target: Class = None,
     number: int = 64,
     fill: str = "blur",
     steps: int = 10,
