@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import at_least_one
+from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.inputs import as_batch, inspectable
-from visattn.heatmaps.request import class_scores
-from visattn.heatmaps.targets import Target, class_names, resolve
+from visattn.heatmaps.targets import Class, class_names, resolve
 from visattn.listing import times
 from visattn.modules import evaluating, sharing_copy, why_refused
 from visattn.scoring.fills import Filler
@@ -56,7 +56,7 @@ class Engine:
         self,
         model: nn.Module,
         images: Tensor,
-        target: Target = None,
+        target: Class = None,
         *,
         black: Sequence[float] | None = None,
         batch_size: int = 64,

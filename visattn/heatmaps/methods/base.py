@@ -41,11 +41,17 @@ class Method:
     of_class: bool = True
     signed: bool = False
 
-    def reason_against(self, model: nn.Module, images: Tensor) -> str | None:
-        """Why the method does not work on a model; None if it does."""
-        if self.of_class and number_of_classes(model, images) == 0:
+    def reason_against(self, model: nn.Module, images: Tensor, *, needs_class: bool = True) -> str | None:
+        """Why the method does not work on a model; None if it does.
+
+        Args:
+            model, images: as in :class:`~visattn.heatmaps.request.Request`.
+            needs_class: whether it is a class that is explained, if the method explains anything.
+        """
+        if self.of_class and needs_class and number_of_classes(model, images) == 0:
             return (
-                "it explains a class, and the model has none: give it a classifier, or choose a method without classes"
+                "it explains a class, and the model has none: give it a classifier or a function as the target, or "
+                "choose a method without classes"
             )
         if self.looks_at_layers and isinstance(model, GlimpseNetwork):
             return "its layers see crops and never the whole image: explain model.backbone on a crop"
