@@ -19,7 +19,7 @@ from visattn.heatmaps.findings import Examiner, Question, classes_of
 from visattn.heatmaps.targets import resolve
 from visattn.missing import saying_what_to_install
 from visattn.models.saving.saved import Trained
-from visattn.modules import evaluating
+from visattn.modules import check_default_device, evaluating
 from visattn.opening import open_model, own_preparation
 from visattn.scoring.words import score as score_pictures
 
@@ -101,6 +101,7 @@ def examine(
     """
     from visattn.data.images import read_batches
 
+    check_default_device()
     batch_size = at_least_one("batch_size", batch_size)
     wanted = _several(methods)
     for name in wanted or ():

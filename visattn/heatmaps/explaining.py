@@ -21,7 +21,6 @@ from visattn.heatmaps.targets import Class, Target, check_names, class_names, nu
 from visattn.heatmaps.watch.inspection import inspection_copy
 from visattn.missing import saying_what_to_install
 from visattn.models.places import example_images
-from visattn.modules import check_default_device
 
 
 class MethodList(list[str]):
@@ -51,7 +50,6 @@ def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
     >>> "gradcam" in methods, methods.reasons["rollout"]
     (True, 'the model has no attention between tokens')
     """
-    check_default_device()
     model = inspectable(model)
     images = as_batch(model, next(iter(example_images(model))) if example is None else example)
     advice = ": give example=, a batch of images that it accepts" if example is None else ""
@@ -99,7 +97,6 @@ def explain(
     >>> e.heatmap.shape, e.raw.shape, e.layers[0]
     (torch.Size([2, 160, 160]), torch.Size([2, 10, 10]), 'blocks.0.attn')
     """
-    check_default_device()
     if not isinstance(method, str):
         raise TypeError(f"method is one name, got {method!r}")
     chosen = METHODS[method]

@@ -12,6 +12,7 @@ from visattn.core.arguments import Device, at_least_one
 from visattn.heatmaps import METHODS, list_methods
 from visattn.heatmaps.targets import Class
 from visattn.models.saving.saved import Trained
+from visattn.modules import check_default_device
 from visattn.opening import open_model, own_preparation
 from visattn.scoring.engine import Engine
 from visattn.scoring.fills import FILLS, black_of
@@ -73,6 +74,7 @@ def evaluate(
     >>> found.methods, found.values["srg"]["gradcam"].shape
     (('gradcam', 'random', 'center', 'edge'), (3,))
     """
+    check_default_device()
     wanted, named = chosen_metrics(metrics)
     FILLS[fill]
     steps, number, batch_size = (
