@@ -295,6 +295,7 @@ FORMS = {
     "minus one": lambda x: x.sub(1, alpha=2),
     "in place addition": lambda x: (2 * x).add_(torch.arange(3.0)),
     "padding": lambda x: F.pad(x, (1, 1, 1, 1), value=3.0),
+    "padding for a maximum": lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1), value=-torch.inf), 2),
     "mask": lambda x: x.masked_fill(x.detach() > 0, 5.0),
     "where": lambda x: torch.where(x.detach() > 0, x, 2.0 * torch.ones_like(x)),
     "written into": lambda x: written_into(x, 7.0),

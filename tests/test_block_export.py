@@ -6,12 +6,15 @@ import torch
 
 from tests.blocks import DEFAULTS, Case
 from tests.tiers import mostly_slow
-from visattn.blocks import FAMILIES, block_info
+from visattn.blocks import FAMILIES, block_info, list_blocks
 
 SAMPLE = ("se", "residual", "cbam", "nonlocal", "mhsa", "hard")  # of every family
 every_block = pytest.mark.parametrize(
     "case", mostly_slow(DEFAULTS, *SAMPLE, key=lambda case: case.name), ids=lambda case: case.id
 )
+# TorchScript has no words for what the others do: lists of a size it cannot know, dataclasses, modules as arguments
+NOT_SCRIPTED = {"fca", "gc", "ge_theta", "ge_theta_plus", "hard", "hard_topk", "mhsa", "nonlocal", "nonlocal_gaussian",
+                "residual"}  # fmt: skip
 
 
 def test_the_sample_has_every_family():
@@ -63,3 +66,10 @@ def test_runs_in_onnxruntime(case, x, tmp_path):
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     (output,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     torch.testing.assert_close(torch.from_numpy(output), block(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("name", sorted({*list_blocks()} - NOT_SCRIPTED))
+def test_can_be_scripted(name, x):
+    block = Case(name).build(dtype=torch.float32)
+    torch.testing.assert_close(torch.jit.script(block)(x), block(x))

@@ -1,6 +1,7 @@
 """``visattn.evaluate`` and ``visattn evaluate``: tables, files, the page, and what is left out."""
 
 import csv
+import dataclasses
 import json
 import re
 
@@ -247,3 +248,73 @@ def test_digits_have_masks():
     found = evaluate(timm.create_model("test_resnet", num_classes=10), "digits", "gradcam", "pointing", number=3)
     assert found.values["pointing"]["gradcam"].shape == (3,)
     assert found.names == ("digit 0", "digit 1", "digit 2")
+
+
+# ---- one picture
+
+
+def test_one_picture_in_words():
+    """A true heatmap of a spot: without it the answer is a coin toss; without as much elsewhere it stays."""
+    images, masks = spots(4)
+    model, share = Spots(), float(masks[0].float().mean())
+    explanation = visattn.explain(model, images, "edge")
+    true = dataclasses.replace(explanation, raw=masks.float())
+    for each in visattn.score(true, model, images, share=share, fill="mean"):
+        assert each.before > 0.95
+        assert each.without_brightest == pytest.approx(0.5)
+        assert each.without_random > 0.9
+        assert each.srg > 0.1
+        assert str(each) == (
+            f"removing the brightest 3.5 % lowers the answer from {each.before:.0%} to 50 %; ".replace("% to", " % to")
+            + f"a random 3.5 %: {100 * each.without_random:.0f} %"
+        )
+    for each in visattn.score(dataclasses.replace(explanation, raw=-masks.float()), model, images, fill="mean"):
+        assert each.without_brightest == pytest.approx(each.before)
+        assert "leaves the answer at" in str(each)
+        assert each.srg < 0
+
+
+def test_at_least_one_cell_is_removed():
+    images, _ = spots(2)
+    coarse = dataclasses.replace(visattn.explain(Spots(), images, "edge"), raw=torch.rand(2, 2, 2))
+    assert visattn.score(coarse, Spots(), images)[0].share == 0.25
+
+
+def test_heatmap_score(photographs):
+    line = "heatmap --weights model --image photographs/0.png photographs/1.png --method gradcam,edge --score --out out"
+    assert main(line.split()) == 0
+    manifest = json.loads((photographs / "out" / "manifest.json").read_text())
+    for image in manifest["images"]:
+        assert set(image["scores"]) == {"gradcam", "edge"}
+        assert all(text.startswith("removing the brightest 10 %") for text in image["scores"].values())
+    page = (photographs / "out" / "index.html").read_text(encoding="utf-8")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert data["subjects"][0]["views"]["edge"]["score"] == manifest["images"][0]["scores"]["edge"]
+    found = visattn.examine("model", "photographs/0.png", "edge", score=True)
+    assert found.findings[0].subject.views[0].score == manifest["images"][0]["scores"]["edge"]
+
+
+# ---- Quantus
+
+
+def test_an_explain_func_for_quantus():
+    images, _ = spots(3)
+    explain_func = visattn.scoring.for_quantus("input_gradient")
+    found = explain_func(Spots(), images.numpy().astype(np.float64), np.array([0, 1, 1]), device="cpu", xai_lib="")
+    wanted = visattn.explain(Spots(), images, "input_gradient", [0, 1, 1]).heatmap
+    np.testing.assert_array_equal(found, wanted[:, None])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_pointing_game_of_quantus_agrees():
+    """Where definitions agree: no tolerance, no ties."""
+    quantus = pytest.importorskip("quantus", reason="pip install 'visattn[quantus]'")
+    images, masks = spots(6)
+    metric = quantus.PointingGame(disable_warnings=True, display_progressbar=False)
+    theirs = metric(
+        model=Spots(), x_batch=images.numpy(), y_batch=np.arange(6) % 2, s_batch=masks[:, None].numpy().astype(int),
+        explain_func=visattn.scoring.for_quantus("random"), device="cpu",
+    )  # fmt: skip
+    maps = visattn.explain(Spots(), images, "random").heatmap
+    ours = masks.flatten(1).gather(1, maps.flatten(1).argmax(1, keepdim=True))[:, 0]
+    assert [bool(each) for each in theirs] == ours.tolist()

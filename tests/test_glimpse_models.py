@@ -286,7 +286,10 @@ def test_it_shows_where_it_looks():
     assert model.training
     assert model.scout.decision is None  # looking is not training
     methods = visattn.list_methods(model, images)
-    assert sorted(methods) == ["center", "edge", "glimpses", "input_gradient", "input_x_gradient", "random"]
+    assert sorted(methods) == [
+        *("center", "edge", "glimpses", "input_gradient", "input_x_gradient", "integrated_gradients", "occlusion"),
+        *("random", "rise", "smoothgrad"),
+    ]
     assert set(methods.reasons.values()) == {
         "its layers see crops and never the whole image: explain model.backbone on a crop"
     }

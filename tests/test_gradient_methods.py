@@ -86,4 +86,4 @@ def test_what_hirescam_looks_at_is_not_orthogonal_to_its_gradient():
     assert repaired.layers == ("blocks.0",)
     assert repaired.raw.max() > 100 * at_block.max()
     with_mean = timm.create_model("test_resnet", num_classes=3)
-    assert cam.behind_norm(with_mean, torch.rand(1, 3, 160, 160)).name == "layer4"
+    assert cam.look_at(with_mean, torch.rand(1, 3, 160, 160), "hirescam").name == "layer4"

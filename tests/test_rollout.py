@@ -238,7 +238,8 @@ def test_a_single_layer_and_head():
         ("rollout", {"fusion": "men"}, ValueError, "did you mean 'mean'"),
         ("rollout", {"discard": 1.0}, ValueError, "share below 1"),
         ("rollout", {"fuson": "mean"}, TypeError, "has no option 'fuson': did you mean 'fusion'"),
-        ("chefer", {"fusion": "mean"}, TypeError, "it has none"),
+        ("chefer", {"fusion": "mean"}, TypeError, "has no option 'fusion': known: balanced"),
+        ("fullgrad", {"fusion": "mean"}, TypeError, "it has none"),
     ],
 )
 def test_wrong_options(method, options, error, message):

@@ -12,7 +12,7 @@ with leaving_at_once() if as_command else nullcontext():
     from visattn.heatmaps import capture, explain, list_methods, register_method
     from visattn.models import attach, attachments, create_model, detach, load_model, load_state_dict, save_model
     from visattn.prediction import predict
-    from visattn.scoring import evaluate
+    from visattn.scoring import evaluate, score
 
 __version__ = "0.1.0"
 
@@ -35,4 +35,5 @@ __all__ = [
     "register_block",
     "register_method",
     "save_model",
+    "score",
 ]

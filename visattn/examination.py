@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from visattn.core.arguments import Device, at_least_one
-from visattn.heatmaps import METHODS, attention_heads, list_methods
+from visattn.heatmaps import METHODS, Explanation, attention_heads, list_methods
+from visattn.heatmaps.aim import Aim
 from visattn.heatmaps.findings import Examiner, Question, classes_of
 from visattn.heatmaps.targets import resolve
 from visattn.missing import saying_what_to_install
 from visattn.models.saving.saved import Trained
-from visattn.modules import evaluating
+from visattn.modules import check_default_device, evaluating
 from visattn.opening import open_model, own_preparation
+from visattn.scoring.words import score as score_pictures
 
 if TYPE_CHECKING:
     from visattn.data.images import InMemory
@@ -57,9 +60,12 @@ def examine(
     methods: str | Sequence[str] | None = None,
     *,
     target: int | str | None = None,
+    of: str = "logit",
+    versus: int | str | None = None,
     out: str | PathLike[str] | HeatmapFolder | None = None,
     layers: str | Sequence[str | int] | None = None,
     heads: str | Sequence[int] | None = None,
+    score: bool = False,
     classes: Sequence[str] | None = None,
     preparation: Preparation | None = None,
     batch_size: int = 8,
@@ -74,9 +80,12 @@ def examine(
         images: files, folders, Pillow images, or uint8 arrays (H, W, 3) or (H, W); one or a list.
         methods: see :func:`visattn.list_methods`; by default a few that apply to the model.
         target: index or name of the class to explain; by default the predicted class.
+        of: what to explain of it: its ``logit``, ``log_probability`` or ``probability``.
+        versus: index or name of another class, to explain why the target rather than that one.
         out: folder to which pictures, arrays, a page and a manifest are written.
         layers: also show single attention heads of these layers (names or indices, or ``"all"``).
         heads: also show these single attention heads (indices, or ``"all"``).
+        score: also check every heatmap against the model, and say in a sentence what was found.
         classes: class names in order; known for runs and for ImageNet.
         preparation: preprocessing; by default that of the model card or of timm's configuration.
         batch_size: images per batch.
@@ -92,6 +101,7 @@ def examine(
     """
     from visattn.data.images import read_batches
 
+    check_default_device()
     batch_size = at_least_one("batch_size", batch_size)
     wanted = _several(methods)
     for name in wanted or ():
@@ -108,9 +118,15 @@ def examine(
     trained, prepared = _opened(model, device, preparation)
     with evaluating(trained.model):
         number, names = classes_of(trained.model, trained.classes if classes is None else classes, prepared)
-        index = None if target is None else resolve(target, 1, number, names)
+        index, other = (
+            None if each is None else int(each[0])
+            for each in (resolve(wanted, 1, number, names) for wanted in (target, versus))
+        )
         question = _question(trained, prepared, wanted, layers, heads, len(pictures), leave_out)
-        examiner = Examiner(trained.model, prepared, question, None if index is None else int(index[0]), number, names)
+        if score and number < 2:
+            raise ValueError(f"{trained.name} has no classes, so that its heatmaps cannot be scored")
+        judge = partial(_judged, trained.model) if score else None
+        examiner = Examiner(trained.model, prepared, question, index, number, names, Aim(of).of, other, judge)
         findings: list[Finding] = []
         count = 0
         batches = read_batches(pictures if track is None else track(pictures), batch_size, leave_out)
@@ -131,6 +147,10 @@ def examine(
         return Examination(tuple(findings), count, tuple(left_out))
     page = folder.finish(trained.name, _facts(trained, prepared, folder, left_out))
     return Examination(tuple(folder.findings), count, tuple(left_out), page)
+
+
+def _judged(model: nn.Module, explanation: Explanation, x: Tensor) -> list[str]:
+    return [str(each) for each in score_pictures(explanation, model, x)]
 
 
 def _several(given: Any) -> list[Any] | None:

@@ -16,7 +16,7 @@ from visattn.core.arguments import at_least_one
 from visattn.heatmaps.targets import check_order, class_names
 from visattn.listing import times
 from visattn.missing import saying_what_to_install
-from visattn.modules import evaluating, sharing_copy, underlying, why_refused
+from visattn.modules import check_default_device, evaluating, sharing_copy, underlying, why_refused
 from visattn.opening import Picture, image_inputs, open_model
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def predict(
     >>> predict(model, torch.zeros(3, 64, 64), classes=("cat", "dog"))[0].indices in ((0, 1), (1, 0))
     True
     """
+    check_default_device()
     batch_size = at_least_one("batch_size", batch_size)
     if isinstance(model, str | PathLike):
         trained, own = open_model(None, str(model), device)

@@ -20,6 +20,7 @@ from visattn.core import (
     sparsemax,
 )
 from visattn.hard import RAM, glimpse, policy_term
+from visattn.heatmaps import attention_heads, relate
 
 TOKENS = torch.zeros(2, 5, 8)
 
@@ -147,6 +148,11 @@ CASES = [
             "attach": lambda: visattn.attach(timm.create_model("test_resnet", device="cpu"), "se"),
             "save_model": lambda: visattn.save_model(timm.create_model("test_resnet", device="cpu"), "nowhere"),
             "load_model": lambda: visattn.load_model("nowhere"),
+            "predict": lambda: visattn.predict(timm.create_model("test_resnet", device="cpu"), IMAGES),
+            "examine": lambda: visattn.examine(timm.create_model("test_resnet", device="cpu"), "nowhere.png"),
+            "evaluate": lambda: visattn.evaluate(timm.create_model("test_resnet", device="cpu"), IMAGES),
+            "relate": lambda: relate(timm.create_model("test_vit", device="cpu"), IMAGES),
+            "attention_heads": lambda: attention_heads(timm.create_model("test_vit", device="cpu"), IMAGES),
         }.items()
     ),
     *(

@@ -28,6 +28,11 @@ def broken() -> object:
     return visattn.evaluate(model, torch.rand(1, 3, 64, 64), "edge", "srg")
 
 
+def one_picture(**options: object) -> object:
+    model, x = timm.create_model("test_resnet", num_classes=3), torch.rand(1, 3, 64, 64)
+    return visattn.score(visattn.explain(model, x, "edge"), model, x, **options)
+
+
 def masks(folder: Path) -> None:
     (folder / "masks").mkdir()
     for name in ("a", "b"):
@@ -63,6 +68,7 @@ CASES = [
     Call("no classes to score", lambda: evaluate(number=0), "scores need a classifier with two classes or more"),
     Call("no such data", lambda: visattn.evaluate(timm.create_model("test_resnet"), "nowhere"), "there are no images"),
     Call("a model by number", lambda: visattn.evaluate(3), "the model is a network, or the folder", TypeError),
+    Call("a share of nothing", lambda: one_picture(share=0), "share is a number above 0 and at most 1, got 0"),
     Command(f"{START} --metrics nothing", "unknown metric 'nothing'"),
     Command(f"{START} --methods rollout --data photos", "none of the methods fits the model"),
     Command(f"{START} --data nowhere", "there are no images to score heatmaps on"),

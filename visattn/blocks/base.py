@@ -111,10 +111,7 @@ def create_block(name: str, channels: int, /, **kwargs: Any) -> nn.Module:
     block = factory(width, **numbers(f"block {name!r}", factory, kwargs))
     if not isinstance(block, nn.Module):
         raise TypeError(f"block {name!r} is not a module but {type(block).__name__}: its factory must return one")
-    block.register_forward_pre_hook(TakesMaps(name, width))
-    for module in block.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.register_forward_pre_hook(SeveralNumbers(name))
+    _watch_inputs(block, name, width)
     return block.to(elsewhere.get("device"), elsewhere.get("dtype")) if any(elsewhere.values()) else block
 
 
@@ -131,52 +128,52 @@ def reduced(channels: int, rd_ratio: float, *, minimum: int = 1) -> int:
     return max(minimum, int(channels * rd_ratio))
 
 
-class TakesMaps:
-    """A hook of a block, which says what the block takes when it is given something else.
-
-    A tracer's stand-in is let through: what the block makes of it is the same for every input.
-
-    Args:
-        block: its name.
-        channels: what it was built for.
-    """
-
-    def __init__(self, block: str, channels: int) -> None:
-        self.block, self.channels = block, channels
-
-    def __call__(self, _block: nn.Module, args: tuple[Any, ...]) -> None:
-        """Raise before PyTorch does, or where it would not."""
-        x = args[0] if args else None
-        if isinstance(x, Proxy) or torch.jit.is_tracing():  # type: ignore[attr-defined]  # public, but not in __all__
-            return
-        if not isinstance(x, Tensor):
-            raise TypeError(f"block {self.block!r} takes a tensor (B, {self.channels}, H, W), got {type(x).__name__}")
-        if x.ndim != 4 or x.shape[1] != self.channels or x.shape[2] == 0 or x.shape[3] == 0:
-            raise ValueError(
-                f"block {self.block!r} was built for maps (B, {self.channels}, H, W), got a tensor {tuple(x.shape)}"
-            )
-        if not x.is_floating_point():
-            raise TypeError(f"block {self.block!r} takes floating-point numbers, got {x.dtype}")
+def _watch_inputs(block: Any, name: str, channels: int) -> None:
+    """Have a block say what it takes when it is given something else."""
+    block.built_as = (name, channels)
+    block.register_forward_pre_hook(takes_maps)
+    norms: list[Any] = [module for module in block.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.built_for = name
+        norm.register_forward_pre_hook(takes_several_numbers)
 
 
-class SeveralNumbers:
-    """A hook of batch norm, which says what to do where there is but one number to take statistics of.
+# TorchScript takes no hooks but plain functions of a module and a tuple, and must not read what they do.
 
-    Args:
-        block: whose batch norm it is.
-    """
 
-    def __init__(self, block: str) -> None:
-        self.block = block
+def takes_maps(self: Any, args: tuple[Tensor]) -> None:
+    """A hook of a block."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        _check_map(self.built_as, args)
 
-    def __call__(self, norm: nn.Module, args: tuple[Tensor]) -> None:
-        """Raise before PyTorch does."""
-        (x,) = args
-        if norm.training and x.numel() == x.shape[1]:
-            raise ValueError(
-                f"the batch norm of block {self.block!r} sees one number per channel, so it cannot be trained on a "
-                "single image: take batches of two or more, or put it into evaluation mode"
-            )
+
+def takes_several_numbers(self: Any, args: tuple[Tensor]) -> None:
+    """A hook of a block's batch norm."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        _check_batch(self, self.built_for, args)
+
+
+def _check_map(built_as: tuple[str, int], args: tuple[Any, ...]) -> None:
+    """Raise before PyTorch does, or where it would not, unless the input is a tracer's stand-in."""
+    (block, channels), x = built_as, args[0] if args else None
+    if isinstance(x, Proxy) or torch.jit.is_tracing():  # type: ignore[attr-defined]  # public, but not in __all__
+        return
+    if not isinstance(x, Tensor):
+        raise TypeError(f"block {block!r} takes a tensor (B, {channels}, H, W), got {type(x).__name__}")
+    if x.ndim != 4 or x.shape[1] != channels or x.shape[2] == 0 or x.shape[3] == 0:
+        raise ValueError(f"block {block!r} was built for maps (B, {channels}, H, W), got a tensor {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise TypeError(f"block {block!r} takes floating-point numbers, got {x.dtype}")
+
+
+def _check_batch(norm: nn.Module, block: str, args: tuple[Tensor]) -> None:
+    """Raise before PyTorch does where there is but one number to take statistics of."""
+    (x,) = args
+    if norm.training and x.numel() == x.shape[1]:
+        raise ValueError(
+            f"the batch norm of block {block!r} sees one number per channel, so it cannot be trained on a "
+            "single image: take batches of two or more, or put it into evaluation mode"
+        )
 
 
 def laid_out_like(x: Tensor, other: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from visattn.cli.inputs import (
     progress,
 )
 from visattn.examination import DEFAULT, WITH_PATCHES
+from visattn.heatmaps.aim import OF
 from visattn.listing import shown
 from visattn.report.views import ON_SHEETS
 
@@ -50,11 +51,14 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--target", metavar="CLASS", default="auto", help="class index or name [auto: the predicted class]"
     )
+    parser.add_argument("--of", choices=OF, default="logit", help="what to explain of the class [logit]")
+    parser.add_argument("--versus", metavar="CLASS", help="explain why the target rather than this class")
     parser.add_argument("--out", metavar="FOLDER", default="heatmaps", help="output folder [heatmaps]")
     parser.add_argument(
         "--layers", metavar="L,M", help="add a grid of single heads for these layers: names, indices, or all"
     )
     parser.add_argument("--heads", metavar="H,I", help="heads in that grid: indices, or all")
+    parser.add_argument("--score", action="store_true", help="say below each heatmap whether it is true")
     parser.set_defaults(run=run)
 
 
@@ -81,9 +85,12 @@ def run(arguments: argparse.Namespace) -> int:
             paths,
             methods,
             target=None if arguments.target == "auto" else arguments.target,
+            of=arguments.of,
+            versus=arguments.versus,
             out=folder,
             layers=layers,
             heads=heads,
+            score=arguments.score,
             preparation=preparation,
             batch_size=arguments.batch_size,
             note=left_out.add,

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from visattn.heatmaps.affinities import Affinities, affinities
+from visattn.heatmaps.aim import Aim, vector_of
 from visattn.heatmaps.explanation import Explanation
 from visattn.heatmaps.inputs import as_batch, displayable, inspectable, refusals_explained
 from visattn.heatmaps.methods import METHODS
 from visattn.heatmaps.methods.attention import every_head
 from visattn.heatmaps.request import Request
 from visattn.heatmaps.scaling import to_heatmap
-from visattn.heatmaps.targets import Target, check_names, class_names, number_of_classes, resolve
+from visattn.heatmaps.targets import Class, Target, check_names, class_names, number_of_classes, resolve
 from visattn.heatmaps.watch.inspection import inspection_copy
 from visattn.missing import saying_what_to_install
 from visattn.models.places import example_images
-from visattn.modules import check_default_device
 
 
 class MethodList(list[str]):
@@ -50,7 +50,6 @@ def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
     >>> "gradcam" in methods, methods.reasons["rollout"]
     (True, 'the model has no attention between tokens')
     """
-    check_default_device()
     model = inspectable(model)
     images = as_batch(model, next(iter(example_images(model))) if example is None else example)
     advice = ": give example=, a batch of images that it accepts" if example is None else ""
@@ -65,6 +64,8 @@ def explain(
     method: str = "rollout",
     target: Target = None,
     *,
+    of: str = "logit",
+    versus: Class = None,
     classes: Sequence[str] | None = None,
     frames: bool = False,
     **options: Any,
@@ -79,7 +80,12 @@ def explain(
         x: one image (C, H, W) or a batch (B, C, H, W), normalised as the model expects.
         method: see :func:`list_methods`.
         target: the class to explain: its index, its name, or a list with one for every image; the predicted class by
-            default.
+            default. Or anything else: a function from what the model returns to one number per image (B,), for
+            detectors, segmenters and regression; or a vector of floating-point numbers (D,) or (B, D), with which the
+            model's features are compared by their cosine, such as the embedding of a text.
+        of: what to explain of the class: its ``logit``, its ``log_probability``, which leaves out what speaks for all
+            classes, or its ``probability``.
+        versus: another class, to explain why the target rather than that one.
         classes: names of the classes in order; known for ImageNet.
         frames: also keep the map after every layer (``rollout``).
         **options: of the method, such as ``layer=`` and ``head=`` of ``attention``, ``fusion=`` and ``discard=`` of
@@ -91,7 +97,6 @@ def explain(
     >>> e.heatmap.shape, e.raw.shape, e.layers[0]
     (torch.Size([2, 160, 160]), torch.Size([2, 10, 10]), 'blocks.0.attn')
     """
-    check_default_device()
     if not isinstance(method, str):
         raise TypeError(f"method is one name, got {method!r}")
     chosen = METHODS[method]
@@ -101,17 +106,24 @@ def explain(
     if images.is_meta:
         raise ValueError("the model is on the meta device, where tensors have no numbers")
     check_names(classes)
+    aim = _aim(target, of, versus, images)
     with inspection_copy(model) as model, refusals_explained(model, images):
-        reason = chosen.reason_against(model, images)
+        reason = chosen.reason_against(model, images, needs_class=aim.needs_class)
         if reason is not None:
             raise ValueError(f"{method} does not work on this {type(model).__name__}: {reason}")
-        request = Request(model, images, frames=frames)
-        number = number_of_classes(model, images)
+        request = Request(model, images, frames=frames, aim=aim)
+        number = number_of_classes(model, images) if aim.needs_class else 0
         classes = class_names(number, model) if classes is None else classes
         if classes is not None and len(classes) != number:
             raise ValueError(f"{len(classes)} names for the {number} classes of the model")
-        wanted = resolve(target, len(images), number, classes)
-        request.target = None if wanted is None else wanted.to(images.device)
+        if aim.needs_class:
+            request.target, other = (
+                None if each is None else each.to(images.device)
+                for each in (
+                    resolve(wanted, len(images), number, classes) for wanted in (cast("Class", target), versus)
+                )
+            )
+            request.aim = replace(aim, versus=other)
         result = chosen.run(request, **options)
         if chosen.signed:
             result = replace(result, maps=result.maps.clamp(min=0))
@@ -130,10 +142,25 @@ def explain(
         probability=_probability(request),
         classes=None if classes is None else tuple(classes),
         of_class=chosen.of_class,
+        of=_described(request.aim),
+        versus=None if request.aim.versus is None else tuple(request.aim.versus.tolist()),
         images=displayable(model, images),
         frames=tuple(to_heatmap(frame, size) for frame in result.frames),
         extra=result.extra,
     )
+
+
+def _aim(target: Any, of: str, versus: Any, images: Tensor) -> Aim:
+    """What is to be explained, without the classes."""
+    vector = vector_of(target, len(images))
+    function = target if callable(target) else None
+    if (vector is not None or function is not None) and (of != "logit" or versus is not None):
+        raise ValueError("of and versus are about classes: leave them out for a target that is none")
+    return Aim(of, None, function, None if vector is None else vector.to(images.device))
+
+
+def _described(aim: Aim) -> str:
+    return aim.of if aim.needs_class else "function" if aim.function is not None else "cosine"
 
 
 def _probability(request: Request) -> tuple[float, ...] | None:

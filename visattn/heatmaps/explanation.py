@@ -35,6 +35,9 @@ class Explanation:
         classes: names of all classes, if they are known.
         of_class: whether the method is about the target, or the same for all classes.
         images: (B, C, H, W) in [0, 1], for pictures.
+        of: what was explained: the ``logit``, ``log_probability`` or ``probability`` of the target, a ``function`` of
+            the output, or the ``cosine`` of features with a vector.
+        versus: the classes that the targets were compared with, if there were any.
         frames: the heatmap after each layer, if requested.
         extra: what else a method found: ``channels``, ``relations``, ``fixations``.
     """
@@ -48,6 +51,8 @@ class Explanation:
     classes: tuple[str, ...] | None
     of_class: bool
     images: Tensor
+    of: str = "logit"
+    versus: tuple[int, ...] | None = None
     frames: tuple[Tensor, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -101,6 +106,7 @@ class Explanation:
                     "heatmap": f"{stem}.npy",
                     "target": None if self.target is None else self.target[number],
                     "class": None if self.target is None else self.names[number],
+                    "versus": None if self.versus is None else self.versus[number],
                     "probability": None if self.probability is None else self.probability[number],
                 }
             )
@@ -108,6 +114,7 @@ class Explanation:
             "made_by": MAKER,
             "method": self.method,
             "of_class": self.of_class,
+            "of": self.of,
             "layers": list(self.layers),
             "size": list(self.heatmap.shape[1:]),
             "images": entries,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from visattn.heatmaps.affinities import Affinities
+from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.explaining import attention_heads, explain, relate
 from visattn.heatmaps.explanation import Explanation
-from visattn.heatmaps.request import class_scores
 from visattn.heatmaps.targets import class_names, number_of_classes
 from visattn.listing import evenly
 from visattn.modules import evaluating
@@ -54,6 +54,8 @@ class Examiner:
         question: what is asked.
         target: the class to explain; if None the predicted one, as far as the model has classes.
         number, classes: how many classes it has, and their names if they are known.
+        of, versus: which number of the class is explained, and the class it is compared with, as in ``explain``.
+        judge: says of an explanation of images whether it is true, in a sentence per image.
     """
 
     def __init__(
@@ -64,9 +66,14 @@ class Examiner:
         target: int | None,
         number: int,
         classes: Sequence[str] | None,
+        of: str = "logit",
+        versus: int | None = None,
+        judge: Callable[[Explanation, Tensor], Sequence[str]] | None = None,
     ) -> None:
+        self.judge = judge
         self.model, self.preparation, self.question = model, preparation, question
         self.target, self.number, self.classes = target, number, classes
+        self.of, self.versus = of, versus
         self.failures: dict[str, str] = {}
 
     def _name(self, index: int) -> str:
@@ -90,7 +97,7 @@ class Examiner:
             said[key] = index
             said[f"{prefix}class"] = None if index is None else self._name(index)
             said[f"{prefix}probability"] = share if self.number > 1 else None
-        return said
+        return said if self.versus is None else {**said, "versus": self.versus}
 
     def examine(self, names: Sequence[str], images: Sequence[NDArray[np.uint8]]) -> list[Finding]:
         """Answer the question for a few images (H, W, 3)."""
@@ -105,7 +112,14 @@ class Examiner:
         for method in question.methods:
             try:
                 explained[method] = explain(
-                    self.model, x, method, self.target, classes=self.classes, frames=method == "rollout"
+                    self.model,
+                    x,
+                    method,
+                    self.target,
+                    of=self.of,
+                    versus=self.versus,
+                    classes=self.classes,
+                    frames=method == "rollout",
                 )
             except ValueError as error:
                 self.failures[method] = str(error)
@@ -113,6 +127,7 @@ class Examiner:
         related = _chosen(relate(self.model, x)) if question.patches else {}
         if "gates" in explained:
             related |= explained["gates"].extra.get("relations", {})
+        judged = {} if self.judge is None else {method: self.judge(each, x) for method, each in explained.items()}
         shown = [self.preparation.shown(image) for image in images]
         return [
             self._finding(
@@ -123,6 +138,7 @@ class Examiner:
                 explained,
                 heads,
                 related,
+                {method: sentences[number] for method, sentences in judged.items()},
             )
             for number, (name, picture) in enumerate(zip(names, shown, strict=True))
         ]
@@ -136,14 +152,19 @@ class Examiner:
         explained: Mapping[str, Explanation],
         heads: Mapping[tuple[str, int], Tensor],
         related: Mapping[str, Affinities],
+        judged: Mapping[str, str],
     ) -> Finding:
         def fitted(heatmap: Tensor) -> Heatmap:
             return fit_heatmap(heatmap[number], picture.shape[:2])
 
         said = self._said(probabilities)
+        if judged:
+            said["scores"] = dict(judged)
         about = self._label(said["target"], said["probability"])
+        if self.versus is not None:
+            about = f"{about} rather than {self._label(self.versus)}"
         views = tuple(
-            View(method, fitted(each.heatmap), _note(each), about if each.of_class else "")
+            View(method, fitted(each.heatmap), _note(each), about if each.of_class else "", judged.get(method, ""))
             for method, each in explained.items()
         )
         channels = explained["gates"].extra.get("channels", {}) if "gates" in explained else {}

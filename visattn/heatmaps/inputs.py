@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from visattn.listing import times
-from visattn.modules import underlying, why_refused
+from visattn.modules import check_default_device, underlying, why_refused
 
 
 def inspectable(model: nn.Module) -> nn.Module:
     """The network to look into, without what compilation or training on many devices put around it."""
+    check_default_device()
     model = underlying(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError("a scripted or traced network cannot be looked into: give the network from before torch.jit")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from visattn.heatmaps.aim import Aim, class_scores
 from visattn.heatmaps.balanced import balanced
 from visattn.registry import suggest
 
@@ -42,6 +43,7 @@ class Request:
         target: (B,) class indices; None for the predicted ones, and for a model without classes.
         frames: also keep intermediate maps.
         logits: (B, classes) once it has run; None if the model has no classes.
+        aim: which number of the target is explained, or what else.
     """
 
     model: nn.Module
@@ -49,7 +51,8 @@ class Request:
     target: Tensor | None = None
     frames: bool = False
     logits: Tensor | None = None
-    _output: Tensor | None = field(default=None, init=False, repr=False)  # the logits with their graph
+    aim: Aim = field(default_factory=Aim)
+    _output: Any = field(default=None, init=False, repr=False)  # what the model returned, with its graph
 
     def run(
         self,
@@ -60,23 +63,31 @@ class Request:
     ) -> None:
         """Run one forward pass; of another (wrapped) model, or on images that require gradients, if given."""
         with context or nullcontext():
-            output = (model or self.model)(self.images if images is None else images)
-        self._output = class_scores(self.model, output)
-        if self._output is not None:
-            if len(self._output) != len(self.images):
-                raise ValueError(f"the model returned {len(self._output)} rows for {len(self.images)} images")
-            self.logits = self._output.detach()
+            self._output = (model or self.model)(self.images if images is None else images)
+        scores = class_scores(self.model, self._output)
+        if scores is not None and self.aim.needs_class:
+            if len(scores) != len(self.images):
+                raise ValueError(f"the model returned {len(scores)} rows for {len(self.images)} images")
+            self.logits = scores.detach()
             if self.target is None:
                 self.target = self.logits.argmax(1)
 
-    def score(self, output: Tensor | None = None) -> Tensor:
-        """The sum over the batch of the logits of the targets; images do not influence each other's."""
-        output = self._output if output is None else output
-        assert output is not None
-        assert self.target is not None
-        if not output.requires_grad:
+    def has_score(self) -> bool:
+        """Whether there is a number to explain: a class, or something else."""
+        return self.target is not None or not self.aim.needs_class
+
+    def score(self, output: Any = None) -> Tensor:
+        """The sum over the batch of the numbers that are explained; images do not influence each other's.
+
+        Args:
+            output: what the model returned; that of the last pass unless given.
+        """
+        rows = self.aim.rows(self.model, self._output if output is None else output)
+        if len(rows) != len(self.images):
+            raise ValueError(f"there are {len(rows)} numbers to explain for {len(self.images)} images")
+        if not rows.requires_grad:
             raise ValueError("the model computes without gradients (no_grad, detach): choose a method that needs none")
-        return output.gather(1, self.target[:, None]).sum()
+        return self.aim.numbers(rows, self.target).sum()
 
 
 def backward_pass(request: Request, *, is_balanced: bool, weights: bool = False) -> AbstractContextManager[Any]:
@@ -88,17 +99,6 @@ def backward_pass(request: Request, *, is_balanced: bool, weights: bool = False)
         weights: whether gradients of attention weights will be asked for.
     """
     return balanced(request.model, weights=weights) if is_balanced else nullcontext()
-
-
-def class_scores(model: nn.Module, output: Any) -> Tensor | None:
-    """(B, classes): the output of a classifier, or its first part; None if the model has no classes.
-
-    It has none if it says so (``num_classes=0``), or if it returns something else: features, a map, tokens.
-    """
-    while isinstance(output, tuple | list | Mapping) and len(output) > 0:
-        output = next(iter(output.values())) if isinstance(output, Mapping) else output[0]
-    is_vector = isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point()
-    return output if is_vector and getattr(model, "num_classes", None) != 0 else None
 
 
 def entry_named(wanted: str, known: Mapping[str, T], kind: str) -> T:

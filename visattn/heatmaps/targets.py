@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from functools import cache
 from numbers import Integral
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
-from visattn.heatmaps.request import class_scores
+from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.watch.cache import cached
 from visattn.listing import shown
 from visattn.registry import suggest
 
-Target: TypeAlias = int | str | Sequence[int | str] | Tensor | None
+Class: TypeAlias = int | str | Sequence[int | str] | Tensor | None
+Target: TypeAlias = Class | Callable[[Any], Tensor]
 
 
 def number_of_classes(model: nn.Module, images: Tensor) -> int:
@@ -83,7 +84,7 @@ def class_index(name: str, classes: Sequence[str] | None) -> int:
     return synonyms[wanted][0]
 
 
-def resolve(target: Target, images: int, number: int, classes: Sequence[str] | None) -> Tensor | None:
+def resolve(target: Class, images: int, number: int, classes: Sequence[str] | None) -> Tensor | None:
     """(images,) class indices, or None for the predicted ones.
 
     Args:

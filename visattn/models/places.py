@@ -14,7 +14,7 @@ from visattn.listing import first_few
 from visattn.models.layout import Place
 from visattn.models.survey import Survey, survey
 from visattn.models.wrapper import replace_slot
-from visattn.modules import why_refused
+from visattn.modules import HookOfThread, why_refused
 from visattn.registry import suggest
 
 
@@ -118,7 +118,7 @@ def reaching_output(model: nn.Module, found: Survey, places: Sequence[Place]) ->
         return lambda _module, _args, output: replace_slot(output, place.index, own_tensor)
 
     for place in doubtful:
-        shadow.get_submodule(place.name).register_forward_hook(tap(place))
+        shadow.get_submodule(place.name).register_forward_hook(HookOfThread(tap(place)))
     like = next(model.parameters())
     image = torch.rand(1, *found.input_shape[1:], generator=generator).to(like.device, like.dtype)
     with torch.enable_grad():

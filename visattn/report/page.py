@@ -55,6 +55,7 @@ def _subject(subject: Subject) -> dict[str, Any]:
         view.method: {
             "target": view.target,
             "note": view.note,
+            "score": view.score,
             "empty": bool(view.heatmap.max() == 0),
             "heatmap": embedded_picture((255 * shrunk(view.heatmap, HEATMAP)).round().astype(np.uint8), "png"),
         }

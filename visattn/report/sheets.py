@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from visattn.report.figures import DPI, GREY, MAP, colour_bar, fit, save, short, show, show_heatmap, shrunk
-from visattn.report.views import Channels, Subject, methods_of, with_probability
+from visattn.report.views import Channels, Subject, View, methods_of, with_probability
 
 ROWS = 12  # images on one sheet
 LINE = 12  # heatmaps beside the image in one line of a strip
@@ -97,7 +98,7 @@ def _comparison(
     cell, tallest = 2.0, 2.4
     letters = int(cell / LETTER)
     sizes = [fitted(subject.image, cell, tallest) for subject in subjects]
-    captions = [1 if any(view.target or view.note for view in subject.views) else 0 for subject in subjects]
+    captions = [max((len(_captions(view, letters)) for view in subject.views), default=0) for subject in subjects]
     content = sum(LABEL + height + LABEL * lines + GAP for (_, height), lines in zip(sizes, captions, strict=True))
     columns = 1 + len(methods)
     top = TITLE + LABEL
@@ -128,10 +129,16 @@ def _comparison(
                 continue
             view = views[method]
             show_heatmap(axes, image, shrunk(view.heatmap, pixels), mask=outline)
-            caption = "; ".join(filter(None, (view.target, view.note)))
-            sheet.text(left + cell / 2, top + height + LABEL / 2, fit(caption, letters), colour=GREY, align="center")
+            for line, caption in enumerate(_captions(view, letters)):
+                sheet.text(left + cell / 2, top + height + LABEL * (line + 0.5), caption, colour=GREY, align="center")
         top += height + LABEL * lines + GAP
     return sheet
+
+
+def _captions(view: View, letters: int) -> list[str]:
+    """The lines below a heatmap: what it explains and where it comes from, and its score."""
+    about = "; ".join(filter(None, (view.target, view.note)))
+    return [*([fit(about, letters)] if about else []), *textwrap.wrap(view.score, letters)]
 
 
 def draw_grid(

@@ -23,12 +23,14 @@ class View:
         heatmap: (H, W) in [0, 1], as large as the image; all zero when the method found nothing.
         note: a remark of a few words.
         target: what the heatmap explains, such as "tabby 71%"; empty when the method ignores classes.
+        score: what the model says when parts of the image are removed, in a sentence.
     """
 
     method: str
     heatmap: NDArray[np.float32]
     note: str = ""
     target: str = ""
+    score: str = ""
 
     def __post_init__(self) -> None:
         if not (self.heatmap.min() >= 0 and self.heatmap.max() <= 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import at_least_one
+from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.inputs import as_batch, inspectable
-from visattn.heatmaps.request import class_scores
-from visattn.heatmaps.targets import Target, class_names, resolve
+from visattn.heatmaps.targets import Class, class_names, resolve
 from visattn.listing import times
 from visattn.modules import evaluating, sharing_copy, why_refused
 from visattn.scoring.fills import Filler
@@ -56,7 +56,7 @@ class Engine:
         self,
         model: nn.Module,
         images: Tensor,
-        target: Target = None,
+        target: Class = None,
         *,
         black: Sequence[float] | None = None,
         batch_size: int = 64,
@@ -69,6 +69,7 @@ class Engine:
         if not self.images.isfinite().all():
             raise ValueError("the images hold numbers that are not finite (NaN or infinite)")
         self._model = own_copy(model)
+        self._mode = evaluating if self._model is model else nullcontext  # a copy is in evaluation mode already
         self.passes = 0  # images that went through the model
         logits = torch.cat([self._logits(chunk) for chunk in self.images.split(self.batch_size)])
         self.classes = logits.shape[1]
@@ -141,7 +142,7 @@ class Engine:
     def _logits(self, x: Tensor) -> Tensor:
         """(N, classes) on the CPU."""
         self.passes += len(x)
-        with evaluating(self._model), torch.no_grad(), _refusals(x):
+        with self._mode(self._model), torch.no_grad(), _refusals(x):
             output = class_scores(self._model, self._model(x))
         if output is None or output.shape[1] < 2 or len(output) != len(x):
             raise ValueError("scores need a classifier with two classes or more, which returns (batch, classes)")

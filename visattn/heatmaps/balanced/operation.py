@@ -56,7 +56,7 @@ class Operation:
             return None
         with torch.no_grad():
             left: Tensor = self.run(lambda x: torch.zeros_like(x) if self.is_active(x) else x)
-        return left
+            return left.masked_fill(left.isinf(), 0)  # what pads for a maximum has no part in it
 
     def by(self, rule: Callable[[Operation], Any]) -> Any:
         """The result of a rule; what works in place is computed from a copy, and the result put in its place."""

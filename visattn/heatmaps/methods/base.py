@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import numbers
@@ -41,11 +42,17 @@ class Method:
     of_class: bool = True
     signed: bool = False
 
-    def reason_against(self, model: nn.Module, images: Tensor) -> str | None:
-        """Why the method does not work on a model; None if it does."""
-        if self.of_class and number_of_classes(model, images) == 0:
+    def reason_against(self, model: nn.Module, images: Tensor, *, needs_class: bool = True) -> str | None:
+        """Why the method does not work on a model; None if it does.
+
+        Args:
+            model, images: as in :class:`~visattn.heatmaps.request.Request`.
+            needs_class: whether it is a class that is explained, if the method explains anything.
+        """
+        if self.of_class and needs_class and number_of_classes(model, images) == 0:
             return (
-                "it explains a class, and the model has none: give it a classifier, or choose a method without classes"
+                "it explains a class, and the model has none: give it a classifier or a function as the target, or "
+                "choose a method without classes"
             )
         if self.looks_at_layers and isinstance(model, GlimpseNetwork):
             return "its layers see crops and never the whole image: explain model.backbone on a crop"
@@ -67,6 +74,13 @@ class Method:
                 hint = suggest(option, known) if known else "it has none"
                 raise TypeError(f"method {name!r} has no option {option!r}: {hint}")
         return numbers(f"method {name!r}", self.run, options)
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Where a method draws its random numbers from; a seed that cannot be one raises."""
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"a seed is a whole number of 64 bits, got {seed}")
+    return torch.Generator().manual_seed(seed)
 
 
 METHODS: Registry[Method] = Registry("method")

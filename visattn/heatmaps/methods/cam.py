@@ -18,6 +18,7 @@ prefix). Gradients are taken to the probe only, so that parameters keep their ``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -26,14 +27,16 @@ import torch
 from torch import Tensor, nn
 
 from visattn.heatmaps.methods.base import register_method
-from visattn.heatmaps.request import MethodResult, Request, backward_pass, class_scores
+from visattn.heatmaps.request import MethodResult, Request, backward_pass
 from visattn.heatmaps.scaling import FINE, to_heatmap
 from visattn.heatmaps.watch.cache import cached
 from visattn.heatmaps.watch.inspection import inspection_copy
 from visattn.heatmaps.watch.pooled import pooled_place
 from visattn.models.layout import Place
 from visattn.models.places import choose, survey_places
+from visattn.models.survey import Survey
 from visattn.models.wrapper import replace_slot
+from visattn.modules import HookOfThread
 
 COARSEST = 4  # rows and columns that the map which the head reads must have
 AT_THE_HEAD = frozenset({"gradcam", "hirescam", "xgradcam", "eigencam", "ablationcam"})  # see look_at
@@ -60,7 +63,10 @@ def look_at(model: nn.Module, example: Tensor, method: str = "gradcam") -> Place
     has fewer than 4 rows or columns (a ResNet-18 pools 2x2 of a 64-pixel image). ``gradcam++`` and ``layercam``, which
     weigh every place by its own gradient, look at the end of a stage: the gradient of a map that is averaged is the
     same everywhere, and tells them nothing of places. So does ``scorecam``, whose masks are better there, and fewer.
-    Of the stages it is the deepest with at least 7 rows and columns.
+    Of the stages it is the deepest with at least 7 rows and columns. Where a norm is all that reads the map place by
+    place, as when a class token looks at it, ``hirescam`` looks behind the norm: a norm forgets the length of its
+    input, so that map and gradient are orthogonal before it, and their product is zero at every place. (With a balanced
+    backward pass they are not.)
     What this was measured on is in ``docs/where_cams_look.md``.
 
     Args:
@@ -75,37 +81,31 @@ def look_at(model: nn.Module, example: Tensor, method: str = "gradcam") -> Place
     >>> look_at(model, torch.rand(1, 3, 64, 64)).name
     'blocks.2'
     """
-    return cached(model, example, f"place {method in AT_THE_HEAD}", lambda: _look_at(model, example, method))
+    return cached(model, example, f"place {_kind(method)}", lambda: _look_at(model, example, method))
+
+
+def _kind(method: str) -> str:
+    """Methods of one kind look at the same place."""
+    return method if method == "hirescam" else "head" if method in AT_THE_HEAD else "stage"
 
 
 def _look_at(model: nn.Module, example: Tensor, method: str) -> Place:
     found = survey_places(model, example)
-    pooled = pooled_place(model, found) if method in AT_THE_HEAD else None
-    if pooled is not None and min(pooled.size) >= COARSEST:
-        return pooled
-    places = choose(model, found, "stages")
-    fine = [place for place in places if min(place.size) >= FINE]
-    return fine[-1] if fine else max(places, key=lambda place: min(place.size))
+    place = pooled_place(model, found) if method in AT_THE_HEAD else None
+    if place is None or min(place.size) < COARSEST:
+        places = choose(model, found, "stages")
+        fine = [place for place in places if min(place.size) >= FINE]
+        place = fine[-1] if fine else max(places, key=lambda place: min(place.size))
+    return _behind_norm(place, found) if method == "hirescam" else place
 
 
-def behind_norm(model: nn.Module, example: Tensor) -> Place:
-    """Where ``hirescam`` looks: the same map, but behind the norm if nothing but a norm reads it place by place.
-
-    A norm's output does not change with the length of its input, so that map and gradient are orthogonal at every place
-    of what a class token looks at last: their product is zero, up to rounding. (A balanced backward pass has no such
-    trouble.)
-    """
-    return cached(model, example, "place behind norm", lambda: _behind_norm(model, example))
-
-
-def _behind_norm(model: nn.Module, example: Tensor) -> Place:
-    place = look_at(model, example, "hirescam")
-    found = survey_places(model, example)
+def _behind_norm(place: Place, found: Survey) -> Place:
+    """The same map behind the norm that reads it, if it is one that forgets lengths; see :func:`look_at`."""
     names = [visit.name for visit in found.visits]
-    behind = names[names.index(place.name) + 1 :] if place.name in names else []
+    behind = names[names.index(place.name) + 1 :]
     kind = type(found.modules[behind[0]]) if behind else nn.Module
-    is_norm = "norm" in kind.__name__.lower() and not issubclass(kind, nn.modules.batchnorm._NormBase)
-    return found.places()[behind[0]] if is_norm else place
+    forgets = "norm" in kind.__name__.lower() and not issubclass(kind, nn.modules.batchnorm._NormBase)
+    return found.places()[behind[0]] if forgets else place
 
 
 def place_at(model: nn.Module, example: Tensor, layer: str) -> Place:
@@ -131,10 +131,11 @@ class Probed(nn.Module):
         self.place = place
         self.probe: nn.Module = nn.Identity()
         self.map: Tensor | None = None
+        self.rows: Callable[[Any], Tensor] | None = None  # what the package is to see of the output
         self.dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
 
     def forward(self, images: Tensor) -> Any:
-        """Logits, or whatever a model without classes returns."""
+        """What the model returns, or what the package is to see of it."""
         layout, size = self.place.layout, (images.shape[-2], images.shape[-1])
 
         def through(output: Tensor) -> Tensor:
@@ -144,11 +145,10 @@ class Probed(nn.Module):
         def hook(_module: nn.Module, _args: Any, output: Any) -> Any:
             return replace_slot(output, self.place.index, through)
 
-        handle = self.model.get_submodule(self.place.name).register_forward_hook(hook)
+        handle = self.model.get_submodule(self.place.name).register_forward_hook(HookOfThread(hook))
         try:
             output = self.model(images.to(self.dtype))  # the package multiplies them by masks in single precision
-            scores = class_scores(self.model, output)
-            return output if scores is None else scores
+            return output if self.rows is None else self.rows(output)
         finally:
             handle.remove()
 
@@ -189,10 +189,8 @@ def _cam(request: Request, method: str, layer: str | None, *, balanced: bool) ->
     model, images = request.model, request.images
     if layer is not None:
         place = place_at(model, images, layer)
-    elif method == "hirescam" and not balanced:
-        place = behind_norm(model, images)
     else:
-        place = look_at(model, images, method)
+        place = look_at(model, images, "gradcam" if balanced and method == "hirescam" else method)
     return MethodResult(_maps(request, place, method, balanced=balanced), (place.name,))
 
 
@@ -211,7 +209,6 @@ def grad_cam(model: nn.Module, images: Tensor, place: Place, target: Tensor | No
 def _maps(request: Request, place: Place, method: str, *, balanced: bool = False) -> Tensor:
     """(B, height, width) at the resolution of the place."""
     import pytorch_grad_cam
-    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
     probed = Probed(request.model, place)
     with torch.enable_grad(), backward_pass(request, is_balanced=balanced):
@@ -219,16 +216,22 @@ def _maps(request: Request, place: Place, method: str, *, balanced: bool = False
         activation = probed.map
         assert activation is not None
         # Without a class there is no gradient, and eigencam needs none.
-        gradient = activation if request.target is None else torch.autograd.grad(request.score(), activation)[0]
+        gradient = torch.autograd.grad(request.score(), activation)[0] if request.has_score() else activation
     options = {"ablation_layer": _zeroing()} if method == "ablationcam" else {}
     package = _without_progress_bars(getattr(pytorch_grad_cam, PACKAGE[method]))(probed, [probed.probe], **options)
     # On reduced precision the package's NumPy would fail.
     arrays = [x.detach().float().cpu().numpy() for x in (activation, gradient)]
-    targets = [ClassifierOutputTarget(int(index)) for index in request.target] if request.target is not None else []
+    probed.rows = partial(request.aim.rows, request.model) if request.has_score() else None
+    targets = [_number(request, image) for image in range(len(request.images))] if request.has_score() else []
     with torch.no_grad():
         maps = package.get_cam_image(request.images, probed.probe, targets, *arrays, False)
     package.activations_and_grads.release()
     return torch.as_tensor(maps).clamp(min=0)
+
+
+def _number(request: Request, image: int) -> Callable[[Tensor], Tensor]:
+    """What is explained of an image, given a row of the output for a changed one."""
+    return lambda row: request.aim.numbers(row[None], request.target, slice(image, image + 1))[0]
 
 
 def _without_progress_bars(package: Any) -> Any:

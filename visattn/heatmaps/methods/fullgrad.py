@@ -29,6 +29,7 @@ from visattn.heatmaps.watch.cache import cached
 from visattn.heatmaps.watch.exactness import full_precision
 from visattn.models.layout import Layout
 from visattn.models.places import choose, survey_places
+from visattn.modules import HookOfThread
 
 
 def _blocks(model: nn.Module, images: Tensor) -> tuple[list[str], dict[tuple[int, ...], Layout]]:
@@ -67,7 +68,7 @@ def fullgrad(request: Request) -> MethodResult:
             inputs[name] = x
             return (x.clone(), *args[1:])  # a block may write over its input
 
-        return hook
+        return HookOfThread(hook)
 
     def add(x: Tensor, gradient: Tensor) -> None:
         layout = layouts.get(gradient.shape[1:])

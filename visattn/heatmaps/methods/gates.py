@@ -17,6 +17,7 @@ from visattn.heatmaps.scaling import FINE
 from visattn.models.patch import Patch
 from visattn.models.wrapper import plain_name
 from visattn.models.wrapping import attachments
+from visattn.modules import HookOfThread
 
 
 def why_no_gates(model: nn.Module, images: Tensor) -> str | None:
@@ -94,7 +95,9 @@ def _gates(request: Request) -> tuple[dict[str, Tensor], dict[str, Tensor], dict
 
         return hook
 
-    handles = [block.register_forward_pre_hook(note(name)) for name, block in blocks_of(request.model).items()]
+    handles = [
+        block.register_forward_pre_hook(HookOfThread(note(name))) for name, block in blocks_of(request.model).items()
+    ]
     try:
         request.run()
     finally:

@@ -19,6 +19,7 @@ from visattn.heatmaps.watch.calls import Call
 from visattn.heatmaps.watch.exactness import full_precision, row_slices
 from visattn.heatmaps.watch.geometry import geometry, reporting_layers
 from visattn.heatmaps.watch.layers import Layer
+from visattn.modules import HookOfThread
 
 
 def why_no_legrad(model: nn.Module, images: Tensor) -> str | None:
@@ -54,7 +55,8 @@ def legrad(request: Request, *, balanced: bool = False) -> MethodResult:
         if layer.name.startswith("blocks."):
             calls.append((layer, call))
 
-    handles = [block.register_forward_hook(lambda _m, _a, output: outputs.append(output)) for block in blocks]
+    hook = HookOfThread(lambda _m, _a, output: outputs.append(output))  # which copies of the model leave out
+    handles = [block.register_forward_hook(hook) for block in blocks]
     try:
         with torch.enable_grad(), backward_pass(request, is_balanced=balanced, weights=True):
             request.run(reporting_layers(request.model, found, keep), images=request.images.clone().requires_grad_())

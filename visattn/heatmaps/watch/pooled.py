@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from visattn.models.layout import Place, recognise
 from visattn.models.places import reaching_output
 from visattn.models.survey import Survey, dry_run
+from visattn.modules import HookOfThread
 
 
 def pooled_place(model: nn.Module, found: Survey) -> Place | None:
@@ -58,7 +59,7 @@ def _unavoidable(model: nn.Module, images: Tensor, found: Survey) -> Iterator[st
 
     for name, module in model.named_modules():
         if name:
-            module.register_forward_hook(note(name))
+            module.register_forward_hook(HookOfThread(note(name)))  # copies that run meanwhile leave it out
     with torch.enable_grad():
         given = leaf.clone()
         ends = list(_tensors(model(given)))

@@ -1,0 +1,158 @@
+"""What a heatmap explains: a class, a number of it, a comparison, a function of the output, a direction of features."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+
+import visattn
+from tests.models import model_and_images
+from visattn.heatmaps import METHODS
+
+GRADIENTS = ("gradcam", "scorecam", "ablationcam", "fullgrad", "input_gradient", "chefer", "legrad")
+
+
+@pytest.fixture(scope="module")
+def vit():
+    return model_and_images("test_vit")
+
+
+def gradient(model, images, number):
+    images = images.clone().requires_grad_()
+    return torch.autograd.grad(number(model(images)).sum(), images)[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [
+        ({"target": 3}, lambda z: z[:, 3]),
+        ({"target": 3, "of": "log_probability"}, lambda z: z.log_softmax(1)[:, 3]),
+        ({"target": [3, 4], "of": "probability"}, lambda z: z.softmax(1)[[0, 1], [3, 4]]),
+        ({"target": 3, "versus": 5}, lambda z: z[:, 3] - z[:, 5]),
+        ({"target": 3, "versus": [5, 6], "of": "log_probability"}, lambda z: z[:, 3] - z[[0, 1], [5, 6]]),
+        ({"target": 3, "versus": 5, "of": "probability"}, lambda z: z.softmax(1)[:, 3] - z.softmax(1)[:, 5]),
+        ({"target": lambda z: z.square().sum(1)}, lambda z: z.square().sum(1)),
+        ({"target": torch.arange(10.0)}, lambda z: torch.cosine_similarity(z, torch.arange(10.0)[None], 1)),
+    ],
+)
+def test_the_number_that_is_differentiated(vit, options, number):
+    model, images = vit
+    e = visattn.explain(model, images, "input_gradient", **options)
+    expected = gradient(model, images, number).abs().amax(1)
+    torch.testing.assert_close(e.raw, expected, rtol=1e-4, atol=1e-9)
+
+
+def test_a_model_with_one_logit():
+    model, images = model_and_images("test_resnet", 1)
+    model.reset_classifier(1)
+    e = visattn.explain(model, images, "input_gradient", of="probability")
+    torch.testing.assert_close(e.raw, gradient(model, images, torch.sigmoid).abs().amax(1), rtol=1e-4, atol=1e-9)
+
+
+class Detector(nn.Module):
+    """Returns a dictionary for every image."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1, stride=2)
+        self.head = nn.Conv2d(4, 5, 1)
+
+    def forward(self, x):
+        found = self.head(self.stem(x).relu()).flatten(2).mT  # (B, places, 5)
+        return [{"boxes": each[:, :4], "scores": each[:, 4].sigmoid()} for each in found]
+
+
+def best(output):
+    return torch.stack([each["scores"].max() for each in output])
+
+
+def test_a_function_of_what_a_detector_returns():
+    torch.manual_seed(0)
+    model, images = Detector().eval(), torch.rand(2, 3, 32, 32)
+    for method in ("input_gradient", "gradcam", "fullgrad"):
+        e = visattn.explain(model, images, method, target=best)
+        assert (e.of, e.target, e.probability, e.classes) == ("function", None, None, None)
+        assert e.heatmap.amax() == 1
+    images.requires_grad_()
+    (expected,) = torch.autograd.grad(best(model(images)).sum(), images)
+    e = visattn.explain(model, images.detach(), "input_gradient", target=best)
+    torch.testing.assert_close(e.raw, expected.abs().amax(1))
+
+
+@pytest.mark.parametrize("method", GRADIENTS)
+def test_every_method_explains_features(method):
+    model, images = model_and_images("test_vit", 1)
+    model.reset_classifier(0)
+    vector = torch.randn(model.num_features, generator=torch.Generator().manual_seed(1))
+    e = visattn.explain(model, images, method, target=vector)
+    assert (e.of, e.target) == ("cosine", None)
+    opposite = visattn.explain(model, images, method, target=(-vector).numpy())
+    if method in ("input_gradient", "ablationcam"):  # which take absolute values, and ratios
+        torch.testing.assert_close(e.raw, opposite.raw)
+    else:
+        assert not torch.allclose(e.raw, opposite.raw)
+
+
+def test_a_model_without_classes_needs_none_for_rollout():
+    model = timm.create_model("vit_small_patch14_reg4_dinov2", num_classes=0, img_size=56, depth=2)
+    assert visattn.explain(model, torch.rand(1, 3, 56, 56), "rollout").heatmap.amax() == 1
+    with pytest.raises(ValueError, match="a function as the target"):
+        visattn.explain(model, torch.rand(1, 3, 56, 56), "chefer")
+
+
+def test_score_and_ablation_cam_compare_numbers_that_are_explained(vit):
+    model, images = vit
+    for method in ("scorecam", "ablationcam"):
+        plain, compared = (visattn.explain(model, images[:1], method, 3, **o).raw for o in ({}, {"versus": 4}))
+        assert not torch.allclose(plain, compared)
+        by_function = visattn.explain(model, images[:1], method, lambda z: z[:, 3] - z[:, 4]).raw
+        torch.testing.assert_close(compared, by_function, rtol=1e-3, atol=1e-6)
+
+
+def bad(**options):
+    model, images = model_and_images("test_resnet", 2)
+    return lambda: visattn.explain(model, images, "gradcam", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"of": "logits"}, "did you mean 'logit'"),
+        ({"target": 3, "versus": 3}, "image 0 would be compared with the class that it explains"),
+        ({"target": lambda z: z}, r"one number per image, a tensor \(B,\), got torch.float32 \(2, 10\)"),
+        ({"target": lambda z: z.mean()}, r"got torch.float32 \(\)"),
+        ({"target": lambda z: z[:1, 0]}, "1 numbers to explain for 2 images"),
+        ({"target": lambda z: z[:, 0], "versus": 1}, "of and versus are about classes"),
+        ({"target": torch.rand(7)}, r"compared with features \(B, 7\), but the model returns \(2, 10\)"),
+        ({"target": torch.rand(3, 10)}, "3 target vectors for 2 images"),
+        ({"target": torch.zeros(10)}, "has no direction"),
+        ({"target": lambda z: z.detach()[:, 0]}, "without gradients"),
+    ],
+)
+def test_bad_targets(options, message):
+    with pytest.raises(ValueError, match=message):
+        bad(**options)()
+
+
+def test_on_the_command_line(tmp_path):
+    from visattn.cli import main
+
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), "uint8")).save(tmp_path / "a.png")
+    model = timm.create_model("test_vit", num_classes=3)
+    visattn.save_model(model, tmp_path / "model", classes=["cat", "dog", "cow"])
+    flags = ["--weights", str(tmp_path / "model"), "--image", str(tmp_path / "a.png"), "--out", str(tmp_path / "out")]
+    asked = ["--method", "chefer,rollout", "--target", "dog", "--versus", "cow", "--of", "log_probability"]
+    assert main(["heatmap", *flags, *asked]) == 0
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    (image,) = manifest["images"]
+    assert (image["target"], image["versus"]) == (1, 2)
+    assert "dog" in (tmp_path / "out" / "index.html").read_text()
+    assert "rather than cow" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_all_class_methods_are_covered():
+    assert {*GRADIENTS} <= {name for name in METHODS if METHODS[name].of_class}
