@@ -154,5 +154,25 @@ def test_on_the_command_line(tmp_path):
     assert "rather than cow" in (tmp_path / "out" / "index.html").read_text()
 
 
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].signed and name != "rise"])
+def test_signed_maps_keep_their_sign(method):
+    model, images = model_and_images("test_resnet", 1)
+    e = visattn.explain(model, images, method, 3, versus=4, signed=True)
+    turned = visattn.explain(model, images, method, 4, versus=3, signed=True)
+    torch.testing.assert_close(e.heatmap, -turned.heatmap, rtol=1e-3, atol=1e-3)
+    assert e.raw.min() < 0 < e.raw.max()
+    assert e.heatmap.abs().max() == 1
+    unsigned = visattn.explain(model, images, method, 3, versus=4)
+    torch.testing.assert_close(unsigned.raw, e.raw.clamp(min=0))
+    picture, worst = np.asarray(e.overlay(1.0)[0]), int(e.heatmap[0].argmin())
+    red, _, blue = picture.reshape(-1, 3)[worst]
+    assert (blue > red) == (e.heatmap.min() < 0)
+
+
+def test_a_map_without_sign_is_refused(vit):
+    with pytest.raises(ValueError, match="'rollout' have no sign: choose one of fullgrad"):
+        visattn.explain(*vit, "rollout", signed=True)
+
+
 def test_all_class_methods_are_covered():
     assert {*GRADIENTS} <= {name for name in METHODS if METHODS[name].of_class}

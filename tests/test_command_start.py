@@ -65,3 +65,25 @@ def test_letters_that_the_encoding_lacks(monkeypatch):
     sys.stdout.flush()
     assert end.value.code == 0
     assert b"hfds/?" in written.getvalue()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("buffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["blocks"], ["train", "--help"]], ids=" ".join)
+def test_a_full_disk_behind_stdout(arguments, buffered):
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, ROOT / "visattn_command.py", *arguments],
+            env={**os.environ, "PYTHONUNBUFFERED": buffered, "PYTHONPATH": str(ROOT)},
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    name = "visattn train" if arguments[0] == "train" else "visattn"
+    assert (ended.returncode, ended.stderr) == (1, f"{name}: No space left on device\n")
+
+
+def test_a_detour_to_a_new_folder_creates_nothing_on_the_way(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--out", "new/../there", "--model", "nothing"]) == 1
+    assert main(["heatmap", "--out", "new/../there", "--image", "nothing", "--model", "test_vit"]) == 2
+    assert main(["evaluate", "--out", "new/../there", "--model", "nothing"]) == 2
+    assert not (tmp_path / "new").exists(), capsys.readouterr().err

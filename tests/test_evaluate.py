@@ -243,6 +243,14 @@ def test_the_same_from_python(photographs):
     assert [each["name"] for each in content["images"]] == ["photographs/0.png", "photographs/3.png"]
 
 
+def test_scores_within_the_images_are_not_read_as_images(photographs):
+    line = "evaluate --weights model --data photographs --methods edge --metrics srg --steps 1 --out photographs/scores"
+    for _ in range(2):
+        assert main(line.split()) == 0
+    content = json.loads((photographs / "photographs" / "scores" / "scores.json").read_text())
+    assert len(content["images"]) == 4
+
+
 def test_digits_have_masks():
     torch.manual_seed(0)
     found = evaluate(timm.create_model("test_resnet", num_classes=10), "digits", "gradcam", "pointing", number=3)

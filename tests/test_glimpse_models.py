@@ -286,7 +286,10 @@ def test_it_shows_where_it_looks():
     assert model.training
     assert model.scout.decision is None  # looking is not training
     methods = visattn.list_methods(model, images)
-    assert sorted(methods) == ["center", "edge", "glimpses", "input_gradient", "input_x_gradient", "random"]
+    assert sorted(methods) == [
+        *("center", "edge", "glimpses", "input_gradient", "input_x_gradient", "integrated_gradients", "occlusion"),
+        *("random", "rise", "smoothgrad"),
+    ]
     assert set(methods.reasons.values()) == {
         "its layers see crops and never the whole image: explain model.backbone on a crop"
     }
@@ -508,8 +511,8 @@ def test_nothing_decays_that_the_backbone_spares():
         (lambda: build(num_classes=1), ValueError, "two or more classes, got 1"),
         (lambda: build(num_classes=0), ValueError, "two or more classes, got 0"),
         (lambda: build(img_size=96), ValueError, "give glimpse_size instead of img_size=96"),
-        (lambda: build(glimpse=3), TypeError, "unexpected keyword argument 'glimpse'"),
-        (lambda: visattn.create_model("test_resnet", glimpses=3), TypeError, "unexpected keyword argument 'glimpses'"),
+        (lambda: build(glimpse=3), TypeError, "unexpected keyword argument 'glimpse': did you mean 'glimpses'"),
+        (lambda: visattn.create_model("test_resnet", glimpses=3), TypeError, "'glimpses': only models such as"),
         (lambda: build("glimpse_resnt50"), ValueError, "unknown model 'resnt50': did you mean"),
         (lambda: build("glimpse_resnet18_cbm"), ValueError, "unknown attention 'cbm'.* did you mean 'cbam'"),
         (lambda: build("glimpse_test_resnet_se", attn="se"), ValueError, "already says 'se'"),

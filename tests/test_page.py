@@ -10,6 +10,7 @@ from matplotlib import colormaps
 from PIL import Image
 
 from visattn.report.page import pooled, write_page
+from visattn.report.scores import ScoredImage, ScoreRow, write_scores_page
 from visattn.report.views import Relation, Subject, View
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
@@ -413,3 +414,36 @@ def test_layers_are_in_the_order_of_the_network(visit):
     relations = tuple(Relation(name, weights, QUERIES, KEYS) for name in names)
     page = visit([Subject("a.png", photo(60, 90), "a", 0.5, (), relations)])
     assert page.locator("#layer option").all_inner_texts() == names
+
+
+# ---- the page of scores
+
+
+def test_a_click_on_a_method_shows_its_images_and_curves(browser, tmp_path):
+    def scored(said):
+        return ScoredImage(said, photo(20, 30), np.zeros((20, 30), np.uint8))
+
+    curves = np.array([[1.0, 0.5, 0.0], [1.0, 1.0, 0.0]], np.float32)
+    rows = [
+        ScoreRow(
+            "fine", False, {"srg": "0.500*"}, {"srg": "0.5 [0.4, 0.6]"}, curves, [scored("good")], [scored("bad")]
+        ),
+        ScoreRow(HOSTILE[0], True, {"srg": "0.000"}, {"srg": "0"}, None, [scored(HOSTILE[1])], []),
+    ]
+    write_scores_page(tmp_path / "index.html", "title " + HOSTILE[0], "note", {"srg": "meaning"}, rows)
+    troubles = []
+    page = browser.new_page()
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.goto((tmp_path / "index.html").as_uri())
+    assert page.locator("tbody tr").count() == 2
+    assert page.locator("#curves").is_visible()
+    assert page.locator("#curves polyline.most").get_attribute("points").split()[1] == "160,100"
+    assert page.locator("#best figcaption").all_text_contents() == ["good"]
+    assert page.locator("#worst figcaption").all_text_contents() == ["bad"]
+    page.locator("tbody tr").nth(1).click()
+    assert not page.locator("#curves").is_visible()
+    assert page.locator("#best figcaption").all_text_contents() == [HOSTILE[1]]
+    assert page.locator("#worst figure").count() == 0
+    assert page.evaluate("window.harm") is None
+    assert troubles == []
+    page.close()

@@ -18,6 +18,7 @@ from visattn.models.places import survey_places
 from visattn.modules import eagerly, sharing_copy, weightless_copy
 
 A_PASS_PER_CHANNEL = {"scorecam", "ablationcam"}
+MANY_PASSES = A_PASS_PER_CHANNEL | {"integrated_gradients", "smoothgrad", "occlusion", "rise"}
 
 
 def vit():
@@ -36,7 +37,7 @@ MODELS = {"vit": vit, "resnet": resnet}
 
 def everything(model, images):
     """All that can be found out about a model, by name, but for what takes very long."""
-    methods = {*visattn.list_methods(model, images)} - A_PASS_PER_CHANNEL
+    methods = {*visattn.list_methods(model, images)} - MANY_PASSES
     found = {method: visattn.explain(model, images, method).raw for method in sorted(methods)}
     if "rollout" in methods:
         found |= {f"head {key}": each for key, each in attention_heads(model, images).items()}
@@ -152,7 +153,7 @@ def test_nothing_can_be_seen_from_outside(name):
         time.sleep(1e-3)
 
     with beside(watch):
-        for method in {*visattn.list_methods(model, images)} - A_PASS_PER_CHANNEL:
+        for method in {*visattn.list_methods(model, images)} - MANY_PASSES:
             visattn.explain(model, images[:1], method)
         survey_places(model, images)
 

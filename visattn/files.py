@@ -34,6 +34,11 @@ def at_home(path: str) -> str:
     return os.path.expanduser(path) if path.startswith("~/") else path
 
 
+def straight(path: str) -> str:
+    """A path to a folder that may have to be created, without detours: ``new/../x`` would create ``new`` as well."""
+    return os.path.relpath(os.path.realpath(path)) if ".." in Path(path).parts else path
+
+
 def read_bytes(path: str | Path, limit: int) -> bytes:
     """Read a regular file of at most ``limit`` bytes; anything else raises `OSError`.
 

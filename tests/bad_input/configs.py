@@ -118,6 +118,9 @@ FLAGS = [
 ]
 
 CASES = [
+    config("devices: 0\n", "--devices 0 must be a number, a list"),
+    config("devices: true\n", "devices: expected str, int; got True"),
+    config("precision: 33\n", "Precision 33 is invalid"),
     *(config(text, says) for text, says in FILES + FLAGS),
     *(resumed(text, says) for text, says in FILES),
     replaced(lambda file: file.mkdir(), "unknown configuration 'odd.yaml'"),

@@ -52,6 +52,7 @@ CASES = [
     plugin("odd_6.py", BLOCK.format("se"), "--plugin odd_6.py: line 2: ValueError: block 'se' is already registered"),
     plugin("odd_7.py", MODEL.format("resnet18"), "--plugin odd_7.py: line 2: there is a model called 'resnet18'"),
     plugin("odd_8.py", b"\x00", "--plugin odd_8.py"),
+    plugin("odd_15.py", "# coding: foo\n", "--plugin odd_15.py: SyntaxError: unknown encoding: foo"),
     plugin("odd_9.py", b"\xff\xfe = 1", "--plugin odd_9.py"),
     plugin("odd_10.py", "raise ValueError('two\\nlines')", "line 1: ValueError: two lines"),
     plugin("odd_11.py", "import json\njson.loads('{')\n", "--plugin odd_11.py: line 2: JSONDecodeError"),

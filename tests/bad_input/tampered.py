@@ -1,10 +1,14 @@
 """Checkpoints of a run whose numbers were changed: each of them would be resumed with a result that is wrong."""
 
+import torch
+
 from tests.bad_input.trials import optimizer, state
 
 COUNTS = "its step and epoch counts do not agree"
 TABLE = "the checkpoint's table of epochs is malformed"
 OTHER = "the optimiser state"
+EMPTY = "but the state of its optimiser is empty"
+BROKEN = "an optimiser state that is not of finite numbers"
 NAN = float("nan")
 
 
@@ -57,6 +61,15 @@ CASES = [
     group(OTHER, maximize=True),
     optimizer("does not contain the state of a run (KeyError: 'exp_avg')",
               lambda saved: [each.pop("exp_avg") for each in saved["state"].values()]),
+    optimizer(EMPTY, lambda saved: saved["state"].clear()),
+    optimizer(EMPTY, lambda saved: saved.update(state={key: {} for key in saved["state"]})),
+    optimizer(BROKEN, lambda saved: saved["state"][0].update(exp_avg=saved["state"][0]["exp_avg"] * NAN)),
+    optimizer(BROKEN, lambda saved: saved["state"][0].update(step=torch.tensor(NAN))),
+    state("it has no model card", lambda content: content.pop("card")),
+    state("it has no model card", lambda content: content.update(card=None)),
+    state("does not say which classes", lambda content: content["card"].pop("classes")),
+    state("does not say which classes", lambda content: content["card"].update(classes=[])),
+    state("is not of the model", lambda content: content["card"].pop("attachments")),
     state("weights that are not finite numbers (fc.bias)", broken),
     state("weights that are not finite numbers (fc.bias)", broken, "best"),
 ]  # fmt: skip

@@ -240,6 +240,7 @@ RESUMED = [
 
 DATA = [
     Command(f"{FOLDER} --optimizer sgd --lr 1000000", "the loss is no longer finite", 1),
+    Command(f"{FOLDER} --batch-size 1 --image-size 8", "raise --batch-size (it is 1) or --image-size", 1),
     Command(f"{FOLDER} --out photos", "--out 'photos' is inside 'photos', where the images are", 1),
     Command(f"{FOLDER} --out photos/cat", "--out 'photos/cat' is inside 'photos'", 1),
     Command(f"{RUN} --data folder --root .", "--out 'runs' is inside '.'", 1),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 import visattn
 from visattn.cli import blocks, evaluate, heatmap, predict
-from visattn.cli.streams import make_writable
-from visattn.files import at_home, printable
+from visattn.cli.streams import Printing, make_writable, printed
+from visattn.files import at_home, printable, straight
 from visattn.missing import MissingPackage, saying_what_to_install
 from visattn.models.plugins import load_plugin
 
@@ -30,7 +29,7 @@ def _run(argv: list[str]) -> int:
         from visattn.cli.train import main as train
 
         return train(argv[1:], prog="visattn train")
-    parser = argparse.ArgumentParser(prog="visattn", description=visattn.__doc__)
+    parser = Printing(prog="visattn", description=visattn.__doc__)
     parser.add_argument("--version", action="version", version=f"visattn {visattn.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a model (visattn train --help)", add_help=False)
@@ -47,18 +46,21 @@ def _run(argv: list[str]) -> int:
                 default=[],
                 help="your own code to load: my_file.py or my.module",
             )
-    arguments = parser.parse_args(argv)
     try:
-        for name, value in vars(arguments).items():
-            if value == "" or (value == [] and name != "plugin"):  # --layers=-- is an empty list to argparse
-                flag = name if name == "pattern" else f"--{name.replace('_', '-')}"
-                raise ValueError(f"{flag} is empty")
-        for name in ("weights", "out"):
-            if getattr(arguments, name, None) is not None:
-                setattr(arguments, name, at_home(getattr(arguments, name)))
-        for name in arguments.plugin:
-            load_plugin(at_home(name))
-        return arguments.run(arguments)
+        with printed():
+            arguments = parser.parse_args(argv)
+            for name, value in vars(arguments).items():
+                if value == "" or (value == [] and name != "plugin"):  # --layers=-- is an empty list to argparse
+                    flag = name if name == "pattern" else f"--{name.replace('_', '-')}"
+                    raise ValueError(f"{flag} is empty")
+            for name in ("weights", "out"):
+                if getattr(arguments, name, None) is not None:
+                    setattr(arguments, name, at_home(getattr(arguments, name)))
+            if hasattr(arguments, "out"):
+                arguments.out = straight(arguments.out)
+            for name in arguments.plugin:
+                load_plugin(at_home(name))
+            return arguments.run(arguments)
     except (ValueError, OSError) as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         print(printable(f"visattn: {text}"), file=sys.stderr)

@@ -17,7 +17,8 @@ from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, Namespace, 
 from lightning.pytorch import Trainer
 
 from visattn.cli import notation
-from visattn.files import at_home, configs_folder, read_text
+from visattn.cli.streams import Printing
+from visattn.files import at_home, configs_folder, read_text, straight
 from visattn.listing import shown
 from visattn.models.plugins import load_plugin
 from visattn.registry import suggest
@@ -77,9 +78,13 @@ class CommandLine:
             raise ValueError(f"--trainer: {name} cannot be written to a config.yaml") from None
 
 
+class TrainingParser(ArgumentParser, Printing):
+    """jsonargparse's parser, which says if its help cannot be printed."""
+
+
 def create_parser(prog: str) -> ArgumentParser:
     """Create the parser: one flag per setting, and ``--trainer.*`` for Lightning's own options."""
-    parser = ArgumentParser(
+    parser = TrainingParser(
         prog=prog,
         description="Train any visattn or timm model. Without arguments: a ResNet-18 with CBAM on the bundled digits.",
         exit_on_error=False,
@@ -141,7 +146,8 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> CommandLine:
         if values[field.name] is None and field.default is not None:
             raise ValueError(f"{field.name} is empty; omit it to use the default, {field.default!r}")
     given = {field.name: values[field.name] for field in fields(Settings)}
-    settings = Settings(**given | {key: at_home(given[key]) for key in PATHS if given[key] is not None})
+    paths = {key: at_home(given[key]) for key in PATHS if given[key] is not None}
+    settings = Settings(**given | paths | {"out": straight(paths["out"])})
     return CommandLine(settings, {key: objects.trainer[key] for key in chosen}, chosen)
 
 

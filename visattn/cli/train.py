@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from visattn.cli.parsing import parse
-from visattn.cli.streams import make_writable
+from visattn.cli.streams import make_writable, printed
 from visattn.missing import saying_what_to_install
 from visattn.models.plugins import loaded
 from visattn.training import slurm
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     with Signals() as signals:
         try:
-            with saying_what_to_install():
+            with saying_what_to_install(), printed():
                 command = parse(argv, prog)
                 train(command.settings, command.trainer, command.to_yaml(argv), signals)
             return 0

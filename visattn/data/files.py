@@ -12,7 +12,8 @@ from visattn.files import check_regular, reason
 EXTENSIONS = frozenset(
     {".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-OURS = frozenset({"comparison.png", "manifest.json"})  # a folder with both holds our heatmaps, not images
+# A folder that has all files of one of these holds heatmaps or scores, not images.
+OURS = (frozenset({"comparison.png", "manifest.json"}), frozenset({"curves.png", "scores.json"}))
 MAX_BYTES = 512_000_000  # per file: more than the largest image that is decoded takes uncompressed
 
 
@@ -50,7 +51,7 @@ def search(folder: str | Path) -> Found:
         except OSError as error:
             found.problems[path] = reason(error)
             continue
-        if {entry.name for entry in there} >= OURS:
+        if any({entry.name for entry in there} >= ours for ours in OURS):
             continue
         folders = []
         for entry in there:

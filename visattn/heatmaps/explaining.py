@@ -68,6 +68,7 @@ def explain(
     versus: Class = None,
     classes: Sequence[str] | None = None,
     frames: bool = False,
+    signed: bool = False,
     **options: Any,
 ) -> Explanation:
     """Explain what a model looks at.
@@ -88,6 +89,7 @@ def explain(
         versus: another class, to explain why the target rather than that one.
         classes: names of the classes in order; known for ImageNet.
         frames: also keep the map after every layer (``rollout``).
+        signed: keep what speaks against the target, as negative numbers (heatmaps from -1 to 1), where a method has it.
         **options: of the method, such as ``layer=`` and ``head=`` of ``attention``, ``fusion=`` and ``discard=`` of
             ``rollout``, ``layer=`` of the CAM family and ``gates``.
 
@@ -101,6 +103,9 @@ def explain(
         raise TypeError(f"method is one name, got {method!r}")
     chosen = METHODS[method]
     options = chosen.check_options(method, options)
+    if signed and not chosen.signed:
+        having = ", ".join(name for name in METHODS if METHODS[name].signed)
+        raise ValueError(f"the maps of {method!r} have no sign: choose one of {having}")
     model = inspectable(model)
     images = as_batch(model, x)
     if images.is_meta:
@@ -125,7 +130,7 @@ def explain(
             )
             request.aim = replace(aim, versus=other)
         result = chosen.run(request, **options)
-        if chosen.signed:
+        if chosen.signed and not signed:
             result = replace(result, maps=result.maps.clamp(min=0))
         if request.logits is None and number > 0:
             with torch.no_grad():
@@ -134,7 +139,7 @@ def explain(
         raise ValueError("the model's numbers for these images are not finite (NaN or infinite): there is no heatmap")
     size = (images.shape[-2], images.shape[-1])
     return Explanation(
-        heatmap=to_heatmap(result.maps, size),
+        heatmap=to_heatmap(result.maps, size, signed=signed),
         raw=result.maps.detach().cpu(),
         method=method,
         target=None if request.target is None else tuple(request.target.tolist()),
@@ -142,6 +147,7 @@ def explain(
         probability=_probability(request),
         classes=None if classes is None else tuple(classes),
         of_class=chosen.of_class,
+        signed=signed,
         of=_described(request.aim),
         versus=None if request.aim.versus is None else tuple(request.aim.versus.tolist()),
         images=displayable(model, images),

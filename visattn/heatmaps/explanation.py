@@ -26,7 +26,7 @@ class Explanation:
     """What a model looked at in a batch of images.
 
     Args:
-        heatmap: (B, H, W) in [0, 1] at the resolution of the images.
+        heatmap: (B, H, W) in [0, 1], or in [-1, 1] if signed, at the resolution of the images.
         raw: (B, h, w), the method's own numbers at its own resolution.
         method: the method that made it.
         target: the class that it explains, for every image; None if the model has no classes.
@@ -38,6 +38,7 @@ class Explanation:
         of: what was explained: the ``logit``, ``log_probability`` or ``probability`` of the target, a ``function`` of
             the output, or the ``cosine`` of features with a vector.
         versus: the classes that the targets were compared with, if there were any.
+        signed: whether negative numbers say what speaks against the targets.
         frames: the heatmap after each layer, if requested.
         extra: what else a method found: ``channels``, ``relations``, ``fixations``.
     """
@@ -53,6 +54,7 @@ class Explanation:
     images: Tensor
     of: str = "logit"
     versus: tuple[int, ...] | None = None
+    signed: bool = False
     frames: tuple[Tensor, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -81,7 +83,7 @@ class Explanation:
             raise ValueError(f"opacity is a number from 0 to 1, got {opacity!r}")
 
         return [
-            Image.fromarray(overlay(image, heatmap, opacity))
+            Image.fromarray(overlay(image, heatmap, opacity, signed=self.signed))
             for image, heatmap in zip(self.pixels(), self.heatmap.numpy(), strict=True)
         ]
 
@@ -115,6 +117,7 @@ class Explanation:
             "method": self.method,
             "of_class": self.of_class,
             "of": self.of,
+            "signed": self.signed,
             "layers": list(self.layers),
             "size": list(self.heatmap.shape[1:]),
             "images": entries,

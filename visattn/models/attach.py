@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +97,12 @@ def attach(
     return model
 
 
+def check_init(init: Any) -> None:
+    """Raise if there is no such way to start."""
+    if init not in get_args(Init):
+        raise ValueError(f"init is {' or '.join(map(repr, get_args(Init)))}, got {init!r}")
+
+
 def attach_at(
     model: nn.Module,
     block: BlockLike,
@@ -107,8 +113,7 @@ def attach_at(
     stack: bool = False,
 ) -> nn.Module:
     """Attach a block with its options at each of these places; ``entry`` is the module that is given the image."""
-    if init not in ("identity", "paper"):
-        raise ValueError(f"init is 'identity' or 'paper', got {init!r}")
+    check_init(init)
     if isinstance(block, nn.Module):
         raise TypeError(
             "every place needs a block of its own: give a name or a class, not a block that is already built"

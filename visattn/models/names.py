@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import timm
+import torch
 from timm.models import PretrainedCfg
 from torch import nn
 
@@ -23,7 +25,7 @@ from visattn.hard.ram import RAM
 from visattn.hard.scout import Scout
 from visattn.listing import shown
 from visattn.models.arguments import ORIGIN, PLACEMENT
-from visattn.models.attach import Init, attach_at
+from visattn.models.attach import Init, attach_at, check_init
 from visattn.models.places import choose, survey_places
 from visattn.models.resnet import BOUND, paper_places
 from visattn.models.swapping import PATCH_ATTENTION, swap_attention
@@ -125,7 +127,7 @@ def create_model(
         **timm_kwargs: for ``timm.create_model``; for a ``glimpse_`` model also ``glimpses``, ``glimpse_size`` (the
             backbone's own size unless given) and the options of :class:`~visattn.hard.scout.Scout`.
     """
-    _check_arguments(name, attn_options)
+    _check_arguments(name, init, attn_options, timm_kwargs)
     for key, least in (("num_classes", 0), ("in_chans", 1)):
         if timm_kwargs.get(key) is not None:
             timm_kwargs[key] = _count(key, timm_kwargs[key], least)
@@ -188,12 +190,30 @@ def _backbone(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> nn.Modu
         if pretrained and not isinstance(error, TypeError | AssertionError | LookupError | AttributeError):
             raise  # the weights may not be there
         given = {key: value for key, value in kwargs.items() if value is not None}
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", reason) if isinstance(error, TypeError) else None
+        if unknown and unknown[1] in given:
+            advice = _instead_of(unknown[1], name)
+            raise TypeError(f"{name!r} got an unexpected keyword argument {unknown[1]!r}{advice}") from error
         raise ValueError(f"{name!r} cannot be built with {shown(given)} ({reason[:200]})") from error
 
 
-def _check_arguments(name: Any, attn_options: Any) -> None:
+def _instead_of(option: str, name: str) -> str:
+    """What may have been meant by an option that a model does not take."""
+    if option in (*SCOUTING, "glimpse_size"):
+        return f": only models such as {PREFIX + name!r} take it"
+    with torch.device("meta"):
+        known = inspect.signature(type(timm.create_model(name))).parameters
+    said = suggest(option, [*known, *inspect.signature(create_model).parameters, *SCOUTING])
+    return f": {said}" if said.startswith("did you mean") else ""
+
+
+def _check_arguments(name: Any, init: Any, attn_options: Any, others: Mapping[str, Any]) -> None:
     if not isinstance(name, str):
         raise TypeError(f"name is that of a model, such as 'resnet50_cbam', got {name!r}")
+    if init is not None:
+        check_init(init)
+    if not isinstance(others.get("features_only", False), bool):
+        raise ValueError(f"features_only is True or False, got {others['features_only']!r}")
     if attn_options is not None and not isinstance(attn_options, Mapping):
         raise TypeError(f"attn_options are options by name, such as {{'rd_ratio': 0.25}}, got {attn_options!r}")
     for key in attn_options or {}:

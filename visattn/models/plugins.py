@@ -139,7 +139,8 @@ def _reason(error: BaseException, module: str, file: Path | None) -> str:
     else:
         said = f"{type(error).__name__}: {said}"
     if isinstance(error, SyntaxError) and error.lineno is not None:
-        return f"line {error.lineno}: {type(error).__name__}: {error.msg}"
+        place = f"line {error.lineno}: " if error.lineno else ""  # 0 if the encoding is unknown
+        return f"{place}{type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if file is not None and Path(frame.filename) == file.resolve()]
     outside = [frame for frame in frames if not frame.filename.startswith("<") and frame.filename != __file__]

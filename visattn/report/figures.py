@@ -17,6 +17,7 @@ from visattn.files import printable, replacing
 from visattn.report.fonts import use_fonts
 
 MAP = "inferno"  # perceptually uniform
+SIGNED_MAP = "coolwarm"
 GREY = "0.35"
 DPI = 110
 
@@ -60,10 +61,12 @@ def save_pixels(pixels: NDArray[np.uint8], path: Path) -> None:
         Image.fromarray(pixels).save(partial, format="png")
 
 
-def overlay(image: NDArray[np.uint8], heatmap: NDArray[np.float32], opacity: float = 0.6) -> NDArray[np.uint8]:
-    """Blend a heatmap over the grey version of an image, (H, W, 3)."""
+def overlay(
+    image: NDArray[np.uint8], heatmap: NDArray[np.float32], opacity: float = 0.6, *, signed: bool = False
+) -> NDArray[np.uint8]:
+    """Blend a heatmap over the grey version of an image, (H, W, 3); red is for and blue against, if it is signed."""
     grey = image.mean(-1, keepdims=True).repeat(3, -1) / 255
-    colours = colormaps[MAP](heatmap)[..., :3]
+    colours = (colormaps[SIGNED_MAP]((heatmap + 1) / 2) if signed else colormaps[MAP](heatmap))[..., :3]
     return np.rint(255 * ((1 - opacity) * grey + opacity * colours)).astype(np.uint8)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,7 @@ class Engine:
         if not self.images.isfinite().all():
             raise ValueError("the images hold numbers that are not finite (NaN or infinite)")
         self._model = own_copy(model)
+        self._mode = evaluating if self._model is model else nullcontext  # a copy is in evaluation mode already
         self.passes = 0  # images that went through the model
         logits = torch.cat([self._logits(chunk) for chunk in self.images.split(self.batch_size)])
         self.classes = logits.shape[1]
@@ -141,7 +142,7 @@ class Engine:
     def _logits(self, x: Tensor) -> Tensor:
         """(N, classes) on the CPU."""
         self.passes += len(x)
-        with evaluating(self._model), torch.no_grad(), _refusals(x):
+        with self._mode(self._model), torch.no_grad(), _refusals(x):
             output = class_scores(self._model, self._model(x))
         if output is None or output.shape[1] < 2 or len(output) != len(x):
             raise ValueError("scores need a classifier with two classes or more, which returns (batch, classes)")

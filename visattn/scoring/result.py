@@ -112,7 +112,7 @@ class Evaluation:
         return "\n".join([*lines, f"{said}; * better than {', '.join(BASELINES)} (95 % of 2000 bootstrap samples)"])
 
     def _cell(self, metric: str, method: str) -> str:
-        mean = self.interval(metric, method).mean
+        mean = round(self.interval(metric, method).mean, 3) + 0.0  # no minus before a zero
         text = f"{mean:.0f}" if abs(mean) >= 100 else f"{mean:.1f}" if abs(mean) >= 10 else f"{mean:.3f}"
         return text + ("*" if self.better(metric, method) else "")
 

@@ -117,7 +117,7 @@ def check_resumable(
     """Raise, before anything is written, if a checkpoint cannot be resumed with these settings."""
     weights, own = model_weights(state), model.state_dict()
     described = describe(model)
-    differs = any(described[key] != known.get(key, described[key]) for key in ("model", "attachments"))
+    differs = any(described[key] != known.get(key) for key in ("model", "attachments"))
     kinds = [{key: _kind(value) for key, value in each.items()} for each in (weights, own)]
     if differs or kinds[0] != kinds[1]:
         raise ValueError(
@@ -130,7 +130,9 @@ def check_resumable(
             f"the checkpoint has weights that are not finite numbers ({broken[0]}): resume from an earlier one, or "
             "begin again with a lower --lr"
         )
-    for before, now in zip(known.get("classes", classes), classes, strict=False):
+    if not known.get("classes"):
+        raise ValueError("the checkpoint does not say which classes its model knows: it is damaged or was edited")
+    for before, now in zip(known["classes"], classes, strict=True):
         if before != now:
             raise ValueError(
                 f"the run started with other classes: {shown(before)} is now {shown(now)} in the data; resume it "

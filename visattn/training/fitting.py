@@ -15,6 +15,8 @@ from visattn.training.errors import PROBLEMS, modules_of, one_line
 from visattn.training.ranks import is_first
 from visattn.training.runs import Run
 
+ONE_VALUE = "Expected more than 1 value per channel"  # torch's words
+
 # The module that reads a checkpoint.
 RESTORING = "lightning.pytorch.trainer.connectors.checkpoint_connector"
 
@@ -30,6 +32,11 @@ def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, arg
         with said_once():
             trainer.fit(classifier, data, ckpt_path=run.checkpoint, weights_only=True)
     except Exception as error:
+        if ONE_VALUE in str(error):
+            raise ValueError(
+                "batch normalisation needs more than one value per channel, but the model shrinks an image to a single "
+                f"place: raise --batch-size (it is {data.batch_size}) or --image-size"
+            ) from error
         passed, reason = modules_of(error), f"{type(error).__name__}: {one_line(error)[:200]}"
         resumed = RESTORING in passed or (run.checkpoint is not None and any("optim." in each for each in passed[-3:]))
         if resumed and not passed[-1].startswith("visattn.") and not isinstance(error, FloatingPointError):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from timm.optim import create_optimizer_v2, list_optimizers, param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
@@ -98,7 +99,7 @@ def create_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
         groups = list(_faster(groups, new_parts(model), settings.new_lr_factor))
     if not groups:
         raise ValueError("there is nothing to train: every parameter of the model is frozen")
-    fused = settings.optimizer.lower() in FUSED and not settings.precision.startswith("16")
+    fused = settings.optimizer.lower() in FUSED and not str(settings.precision).startswith("16")
     extra: dict[str, Any] = {"fused": True} if fused else {}
     try:
         return create_optimizer_v2(
@@ -136,7 +137,8 @@ def _fits(saved: Any, parameter: nn.Parameter | None) -> bool:
 
 def check_optimizer_state(state: Mapping[str, Any], model: nn.Module, settings: Settings) -> None:
     """Raise if a checkpoint's optimiser state does not match the optimiser and parameters of these settings."""
-    saved, own = state["optimizer_states"][0]["param_groups"], create_optimizer(model, settings).param_groups
+    kept, saved = state["optimizer_states"][0]["state"], state["optimizer_states"][0]["param_groups"]
+    own = create_optimizer(model, settings).param_groups
     sizes = [[len(group["params"]) for group in groups] for groups in (saved, own)]
     # Checkpoints number their parameters differently: sharded runs use the model's order.
     numbers = [number for group in saved for number in group["params"]]
@@ -144,12 +146,43 @@ def check_optimizer_state(state: Mapping[str, Any], model: nn.Module, settings: 
     if (
         sizes[0] != sizes[1]
         or not all(_agree(old, new) for old, new in zip(saved, own, strict=True))
-        or not all(_fits(each, parameters.get(key)) for key, each in state["optimizer_states"][0]["state"].items())
+        or not all(_fits(each, parameters.get(key)) for key, each in kept.items())
     ):
         raise ValueError(
             "the optimiser state in the checkpoint does not match these settings: resume with the "
             "--optimizer, --layer-decay, --new-lr-factor and --freeze-backbone that the run started with"
         )
+    if _has_stepped(state) and _keeps_state(settings, saved[0]) and not (kept and all(kept.values())):
+        raise ValueError(
+            f"the checkpoint is of step {state['global_step']}, but the state of its optimiser is empty: it is damaged "
+            "or was edited; resume from an earlier one"
+        )
+    if any(_is_broken(value) for each in kept.values() for value in each.values()):
+        raise ValueError(
+            "the checkpoint has an optimiser state that is not of finite numbers: resume from an earlier one, or begin "
+            "again with a lower --lr"
+        )
+
+
+def _has_stepped(state: Mapping[str, Any]) -> bool:
+    """Whether the optimiser has changed the weights: loss scaling in float16 may have skipped all steps so far."""
+    scaler = state.get("MixedPrecision") or {}
+    return state["global_step"] > 0 and scaler.get("_growth_tracker", 1) > 0
+
+
+def _keeps_state(settings: Settings, group: Mapping[str, Any]) -> bool:
+    """Whether an optimiser with the arguments of this group remembers anything from one step to the next."""
+    trial = nn.Linear(2, 2)
+    optimizer = create_optimizer(trial, settings)
+    for each in optimizer.param_groups:
+        each.update({key: value for key, value in group.items() if key != "params"})
+    trial(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return bool(optimizer.state_dict()["state"])
+
+
+def _is_broken(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isfinite().all())
 
 
 def _faster(groups: Sequence[dict[str, Any]], parts: Iterable[nn.Module], factor: float) -> Iterator[dict[str, Any]]:

@@ -106,10 +106,10 @@ class Settings:
     patience: int | None = _option(None, "stop after this many epochs without better validation", least=1, most=10**6)
 
     # the machine
-    devices: str = _option("auto", "number of GPUs or processes: auto, 4, or a list '[0, 2]'")
+    devices: str | int = _option("auto", "number of GPUs or processes: auto, 4, or a list '[0, 2]'")
     num_nodes: int = _option(1, "number of machines", least=1, most=10**5)
     strategy: str = _option("auto", "auto, ddp, fsdp (sharded weights), or another of Lightning's")
-    precision: str = _option("32-true", "32-true, bf16-mixed, 16-mixed, ...")
+    precision: str | int = _option("32-true", "32-true, bf16-mixed, 16-mixed, ...")
     matmul_precision: Literal["highest", "high", "medium"] = _option(
         "high", "float32 matrix products on a GPU: highest, high (TF32, much faster) or medium (bfloat16)"
     )
@@ -119,7 +119,7 @@ class Settings:
     name: str | None = _option(None, "folder inside --out [model and data]")
     out: str = _option("runs", "folder for runs")
     resume: str | None = _option(
-        None, "resume a run: its folder or checkpoint; without a value, the last run of this name"
+        None, "resume a run: its folder or checkpoint; without a value, the last run of this name, or begin it"
     )
     film_every: int | None = _option(
         None, "epochs between two frames of the film, 0 for none [about twelve frames]", least=0, most=10**6

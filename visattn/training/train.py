@@ -76,7 +76,9 @@ def read_state(run: Run) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     if run.checkpoint is None:
         return None, {}
     state = load_checkpoint(run.checkpoint)
-    known = card_of(state, run.checkpoint) or {}
+    known = card_of(state, run.checkpoint)
+    if known is None:
+        raise ValueError(f"{str(run.checkpoint)!r} is not a checkpoint of train.py: it has no model card")
     check_plugins(known, run.checkpoint)
     for plugin in changed_plugins(known):
         on_first_process(print, f"note: {plugin} has changed since the run began")

@@ -121,14 +121,14 @@ def create_trainer(
     return trainer
 
 
-def devices(given: str) -> Any:
+def devices(given: str | int) -> Any:
     """Parse a number or list of devices; Lightning itself would start any number of processes.
 
     >>> devices("auto"), devices("2"), devices("[0, 2]")
     ('auto', 2, [0, 2])
     """
     value: Any = given
-    if given != "auto":
+    if isinstance(given, str) and given != "auto":
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             value = ast.literal_eval(given)
     if type(value) is int and value > MOST_DEVICES:

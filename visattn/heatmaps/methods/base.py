@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import numbers
@@ -73,6 +74,13 @@ class Method:
                 hint = suggest(option, known) if known else "it has none"
                 raise TypeError(f"method {name!r} has no option {option!r}: {hint}")
         return numbers(f"method {name!r}", self.run, options)
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Where a method draws its random numbers from; a seed that cannot be one raises."""
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"a seed is a whole number of 64 bits, got {seed}")
+    return torch.Generator().manual_seed(seed)
 
 
 METHODS: Registry[Method] = Registry("method")

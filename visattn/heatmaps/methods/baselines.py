@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from visattn.heatmaps.methods.base import register_method
+from visattn.heatmaps.methods.base import register_method, seeded
 from visattn.heatmaps.request import MethodResult, Request
 from visattn.heatmaps.watch.exactness import full_precision
 
@@ -15,11 +15,9 @@ CELLS = 14  # along the shorter side of a random map
 @register_method("random", of_class=False)
 def random(request: Request, *, seed: int = 0) -> MethodResult:
     """Noise at patch resolution, determined by the seed and the position in the batch."""
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"a seed is a whole number of 64 bits, got {seed}")
     height, width = request.images.shape[-2:]
     short = min(height, width)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     maps = torch.rand(len(request.images), CELLS * height // short, CELLS * width // short, generator=generator)
     return MethodResult(maps)
 
