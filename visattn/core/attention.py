@@ -108,8 +108,8 @@ class Attention(nn.Module):
             raise TypeError(f"scope is a name, or a Scope such as Local(2), got {scope!r}")
         if (score.query_dim, score.key_dim) != (query_dim // heads, key_dim // heads):
             raise ValueError(
-                f"the score was built for queries of {score.query_dim} and keys of {score.key_dim} features, but a head "
-                f"has {query_dim // heads} and {key_dim // heads}"
+                f"the score was built for queries of {score.query_dim} and keys of {score.key_dim} features, but "
+                f"a head has {query_dim // heads} and {key_dim // heads}"
             )
         self.score = score
         self.distribution = as_distribution(distribution)
