@@ -11,6 +11,7 @@ import timm
 import visattn
 from visattn.blocks import base
 from visattn.counting import count_parameters
+from visattn.heatmaps import METHODS
 from visattn.models.plugins import load_plugin, loaded
 from visattn.registry import Registry
 
@@ -47,6 +48,13 @@ def test_the_table_lists_every_block():
     assert listed == {family: visattn.list_blocks(family=family) for family in listed}
     assert sorted(chain.from_iterable(listed.values())) == visattn.list_blocks()
     assert f"{len(visattn.list_blocks())} plug-in blocks" in README
+
+
+def test_the_table_lists_every_method():
+    table = README.partition("| kind | methods |")[2].partition("\n\n")[0]
+    listed = re.findall(r"`([\w+]+)`", table)
+    assert sorted(listed) == sorted(METHODS)
+    assert f"{len(listed)} heatmap methods" in README
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
