@@ -41,6 +41,13 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float, 
     return context[..., :width] if missing > 0 else context
 
 
+def _check_bias(bias: Tensor) -> None:
+    """Raise for what is no bias: a mask of booleans would be added as zeros and ones."""
+    if not isinstance(bias, Tensor) or not bias.is_floating_point():
+        got = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
+        raise TypeError(f"a bias is added to the energies: a tensor of floating-point numbers, got {got}")
+
+
 class Attention(nn.Module):
     """Attention without projections: what the queries collect from the values.
 
@@ -99,6 +106,11 @@ class Attention(nn.Module):
             raise TypeError(f"score is a name, or a Score such as Additive({query_dim // heads}), got {score!r}")
         if not isinstance(scope, Scope):
             raise TypeError(f"scope is a name, or a Scope such as Local(2), got {scope!r}")
+        if (score.query_dim, score.key_dim) != (query_dim // heads, key_dim // heads):
+            raise ValueError(
+                f"the score was built for queries of {score.query_dim} and keys of {score.key_dim} features, but "
+                f"a head has {query_dim // heads} and {key_dim // heads}"
+            )
         self.score = score
         self.distribution = as_distribution(distribution)
         self.scope = scope
@@ -109,14 +121,23 @@ class Attention(nn.Module):
         return self.head_weights(split_heads(query, self.heads), split_heads(key, self.heads))
 
     def _check(self, **tokens: Tensor) -> None:
-        """Raise unless queries and keys are floating-point tensors of the right width."""
+        """Raise unless queries and keys are floating-point tensors of the right width, in one place."""
+        query = tokens["query"]
         for name, each in tokens.items():
-            if not isinstance(each, Tensor) or each.ndim < 2:
-                got = tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__
+            dense = isinstance(each, Tensor) and each.layout is torch.strided and not each.is_nested
+            if not dense or each.ndim < 2:
+                got = tuple(each.shape) if dense else type(each).__name__
                 raise TypeError(f"{name} is a tensor (..., tokens, features), got {got}")
             if not each.is_floating_point():
                 raise TypeError(f"{name} is a tensor of floating-point numbers, got {each.dtype}")
-        widths = tokens["query"].shape[-1], tokens["key"].shape[-1]
+            if each.device != query.device:
+                raise ValueError(f"the query is on {query.device}, but the {name} on {each.device}")
+            if each.dtype != query.dtype and not torch.is_autocast_enabled(query.device.type):
+                raise TypeError(f"the query is of {query.dtype}, but the {name} of {each.dtype}")
+            sizes = zip(query.shape[-3::-1], each.shape[-3::-1], strict=False)  # of the batch, from the right
+            if any(ours != theirs and 1 not in (ours, theirs) for ours, theirs in sizes):
+                raise ValueError(f"the batches do not fit: query {tuple(query.shape)}, {name} {tuple(each.shape)}")
+        widths = query.shape[-1], tokens["key"].shape[-1]
         if widths != (self.query_dim, self.key_dim):
             raise ValueError(
                 f"built for queries of {self.query_dim} and keys of {self.key_dim} features, "
@@ -131,6 +152,7 @@ class Attention(nn.Module):
         mask, gain = self.scope(query, key.shape[-2])
         energies = self.score(query, key)
         if bias is not None:
+            _check_bias(bias)
             energies = energies + bias
         if mask is not None:
             energies = energies.masked_fill(~mask, -torch.inf)
@@ -143,6 +165,7 @@ class Attention(nn.Module):
             mask, gain = self.scope(query, key.shape[-2])
             if gain is None:
                 if bias is not None:
+                    _check_bias(bias)
                     mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
                 query, key, scale = self.score.dot_form(query, key)
                 return fused_attention(query, key, value, scale=scale, mask=mask)

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from visattn.core.arguments import whole
 from visattn.core.precision import precise
 from visattn.core.sampling import gumbel_like
 from visattn.registry import Registry
@@ -38,16 +39,20 @@ def _overridable(distribution: Distribution) -> Distribution:
     def seen(energies: Tensor, dim: int = -1) -> Tensor:
         if has_torch_function_unary(energies):
             return handle_torch_function(seen, (energies,), energies, dim=dim)
-        _check_energies(energies)
+        _check_energies(energies, dim)
         return distribution(energies, dim)
 
     return seen
 
 
-def _check_energies(energies: Tensor) -> None:
+def _check_energies(energies: Tensor, dim: int) -> None:
     if not isinstance(energies, Tensor) or not energies.is_floating_point() or energies.ndim == 0:
         got = f"{energies.dtype} {tuple(energies.shape)}" if isinstance(energies, Tensor) else type(energies).__name__
         raise TypeError(f"energies are floating-point numbers, a tensor (..., keys), got {got}")
+    if whole(dim) is None:
+        raise TypeError(f"dim is the number of an axis, got {dim!r}")
+    if not -energies.ndim <= dim < energies.ndim:
+        raise ValueError(f"energies {tuple(energies.shape)} have no axis {dim}")
 
 
 def _nothing_visible(energies: Tensor, dim: int) -> Tensor:
@@ -60,7 +65,7 @@ def softmax(energies: Tensor, dim: int = -1) -> Tensor:
     >>> softmax(torch.tensor([-2.0, 0.0, 0.5]))
     tensor([0.0486, 0.3592, 0.5922])
     """
-    _check_energies(energies)
+    _check_energies(energies, dim)
     blind = _nothing_visible(energies, dim)
     return torch.softmax(energies.masked_fill(blind, 0), dim).masked_fill(blind, 0)
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from visattn.core.arguments import Device, DType, checked, positive
+from visattn.core.arguments import Device, DType, checked, positive, whole
 from visattn.core.precision import precise
 from visattn.registry import Registry
 
@@ -55,6 +55,7 @@ def local(num_queries: int, num_keys: int, radius: int, *, device: Device = None
             [1, 1, 1, 0],
             [0, 1, 1, 1]], dtype=torch.int32)
     """
+    _not_negative(radius)
     queries = torch.arange(num_queries, device=device)
     keys = torch.arange(num_keys, device=device)
     return (queries[:, None] - keys).abs() <= radius
@@ -69,12 +70,16 @@ def local_2d(height: int, width: int, radius: int, *, device: Device = None) -> 
 
 def window_2d(height: int, width: int, size: int, *, device: Device = None) -> Tensor:
     """Pixels of the same tile, counted from the top left corner, as (H·W, H·W)."""
+    if whole(size) is None or size < 1:
+        raise ValueError(f"the side of a tile is a whole number from 1 up, got {size!r}")
     row = torch.arange(height, device=device) // size
     column = torch.arange(width, device=device) // size
     return torch.kron(row[:, None] == row, column[:, None] == column)
 
 
 def _not_negative(radius: int) -> int:
+    if whole(radius) is None:
+        raise TypeError(f"a radius is a whole number, got {radius!r}")
     if radius < 0:
         raise ValueError(f"a radius cannot be negative, got {radius}")
     return radius
@@ -156,6 +161,10 @@ class _Grid(Scope):
 
     def __init__(self, grid: tuple[int, int] | None = None) -> None:
         super().__init__()
+        if grid is not None:
+            sides = [whole(side) for side in grid] if isinstance(grid, tuple | list) else []
+            if len(sides) != 2 or any(side is None or side < 1 for side in sides):
+                raise ValueError(f"grid is (height, width), whole numbers from 1 up, got {grid!r}")
         self.grid = grid
 
     def _size(self, num_queries: int, num_keys: int) -> tuple[int, int]:

@@ -1,0 +1,50 @@
+"""Wrong energies, tokens, biases and scopes of attention."""
+
+import torch
+
+from tests.bad_input.case import Call
+from visattn.core import Attention, entmax15, hard, scopes, scores, sigmoid, softmax, sparsemax
+
+TOKENS = torch.randn(2, 5, 8)
+SPLIT = TOKENS[:, None]
+ENERGIES = torch.zeros(2, 3)
+
+
+def attend(*tokens, **options):
+    return lambda: Attention(8, **options)(*tokens)
+
+
+CASES = [
+    *(Call(f"{each.__name__} along {dim}", lambda each=each, dim=dim: each(ENERGIES, dim), f"have no axis {dim}")
+      for each in (softmax, sigmoid, sparsemax, entmax15, hard) for dim in (2, -3)),
+    *(Call(f"{each.__name__} along {dim!r}", lambda each=each, dim=dim: each(ENERGIES, dim), "number of an axis",
+           TypeError)
+      for each in (softmax, sigmoid, sparsemax, entmax15, hard) for dim in ("x", 1.0, None, True)),
+    *(Call(f"{name}, {options}", attend(*tokens, **options), says, error)
+      for options in ({}, {"heads": 2}, {"score": "additive"}, {"distribution": "sparsemax"})
+      for name, tokens, says, error in [
+          ("sparse tokens", (TOKENS.to_sparse(),), "query is a tensor (..., tokens, features)", TypeError),
+          ("keys elsewhere", (TOKENS, TOKENS.to("meta")), "the query is on cpu, but the key on meta", ValueError),
+          ("values elsewhere", (TOKENS, TOKENS, TOKENS.to("meta")), "but the value on meta", ValueError),
+          ("keys of another type", (TOKENS, TOKENS.double()), "but the key of torch.float64", TypeError),
+          ("values of another type", (TOKENS, TOKENS, TOKENS.half()), "but the value of torch.float16", TypeError),
+          ("keys of other images", (TOKENS, torch.randn(3, 5, 8)), "the batches do not fit: query (2, 5, 8), key (3,",
+           ValueError),
+      ]),
+    Call("a score of all heads", lambda: Attention(8, heads=2, score=scores.ScaledDot(8)),
+         "built for queries of 8 and keys of 8 features, but a head has 4 and 4"),
+    *(Call(f"a bias of {bias!r:.20}", do, "a bias is added to the energies", TypeError)
+      for bias in ("x", torch.ones(5, 5, dtype=torch.bool), torch.ones(5, 5, dtype=torch.long),
+                   torch.ones(5, 5, dtype=torch.complex64))
+      for do in (lambda bias=bias: Attention(8).head_weights(SPLIT, SPLIT, bias),
+                 lambda bias=bias: Attention(8).head_context(SPLIT, SPLIT, SPLIT, bias))),
+    Call("near in a negative way", lambda: scopes.local(3, 3, -1), "a radius cannot be negative, got -1"),
+    Call("near in two negative ways", lambda: scopes.local_2d(3, 3, -1), "a radius cannot be negative, got -1"),
+    *(Call(f"near by {value!r}", lambda value=value: scopes.local(3, 3, value), "a radius is a whole number", TypeError)
+      for value in (float("nan"), "a", 1.5, True)),
+    *(Call(f"tiles of {value!r}", lambda value=value: scopes.window_2d(4, 4, value), "the side of a tile is a whole")
+      for value in (0, -2, 1.5, "a", True)),
+    *(Call(f"{scope.__name__} on {grid!r}", lambda scope=scope, grid=grid: scope(2, grid), "grid is (height, width)")
+      for scope in (scopes.Local2d, scopes.Window2d)
+      for grid in ((-2, -2), (0, 4), (2, 2, 1), (2.0, 2), "22", 4, ())),
+]  # fmt: skip
