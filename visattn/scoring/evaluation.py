@@ -79,6 +79,9 @@ def evaluate(
     steps, number, batch_size = (
         at_least_one(name, each) for name, each in (("steps", steps), ("number", number), ("batch_size", batch_size))
     )
+    for name, each, most in (("steps", steps, 1000), ("batch_size", batch_size, 2**16), ("seed", seed, 2**32 - 1)):
+        if not 0 <= each <= most:
+            raise ValueError(f"{name} must be {'at least 0' if each < 0 else f'at most {most}'}, got {each}")
     for name in [methods] if isinstance(methods, str) else methods or ():
         METHODS[name]
     left_out: list[tuple[str, str]] = []
