@@ -87,3 +87,4 @@ def test_a_detour_to_a_new_folder_creates_nothing_on_the_way(tmp_path, monkeypat
     assert main(["heatmap", "--out", "new/../there", "--image", "nothing", "--model", "test_vit"]) == 2
     assert main(["evaluate", "--out", "new/../there", "--model", "nothing"]) == 2
     assert not (tmp_path / "new").exists(), capsys.readouterr().err
+    assert not (tmp_path / "there").exists()  # nothing was written

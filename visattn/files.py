@@ -6,7 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,18 @@ def at_home(path: str) -> str:
 def straight(path: str) -> str:
     """A path to a folder that may have to be created, without detours: ``new/../x`` would create ``new`` as well."""
     return os.path.relpath(os.path.realpath(path)) if ".." in Path(path).parts else path
+
+
+@contextmanager
+def without_empty_folders(path: str | Path) -> Iterator[None]:
+    """At the end remove a folder, and those above it, if they were created inside and are empty."""
+    new = [folder for folder in (Path(path), *Path(path).parents) if not os.path.lexists(folder)]
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):  # something is in it, or it cannot be the name of a folder
+            for folder in new:
+                folder.rmdir()
 
 
 def read_bytes(path: str | Path, limit: int) -> bytes:

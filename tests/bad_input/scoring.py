@@ -79,5 +79,9 @@ CASES = [
     Command(f"{START} --data a.png --masks masks", "is not XML", prepare=boxes("no")),
     Command(f"{START} --out photos", "has files that visattn evaluate did not write"),
     Command(f"{START} --steps 0 --data photos", "steps must be at least 1"),
+    Command(f"{START} --steps 1000000000 --data photos", "steps must be at most 1000, got 1000000000"),
+    Command(f"{START} --batch-size 100000000 --data photos", "batch_size must be at most 65536"),
+    Command(f"{START} --seed -1 --data photos", "seed must be at least 0, got -1"),
+    Command(f"{START} --seed 99999999999999999999999 --data photos", "seed must be at most 4294967295"),
     Command(f"{START} --fill fog --data photos", "unknown fill 'fog'"),
 ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import visattn
 from visattn.cli import blocks, evaluate, heatmap, predict
 from visattn.cli.streams import Printing, make_writable, printed
-from visattn.files import at_home, printable, straight
+from visattn.files import at_home, printable, straight, without_empty_folders
 from visattn.missing import MissingPackage, saying_what_to_install
 from visattn.models.plugins import load_plugin
 
@@ -60,7 +60,8 @@ def _run(argv: list[str]) -> int:
                 arguments.out = straight(arguments.out)
             for name in arguments.plugin:
                 load_plugin(at_home(name))
-            return arguments.run(arguments)
+            with without_empty_folders(getattr(arguments, "out", ".")):
+                return arguments.run(arguments)
     except (ValueError, OSError) as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         print(printable(f"visattn: {text}"), file=sys.stderr)

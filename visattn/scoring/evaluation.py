@@ -24,7 +24,6 @@ from visattn.scoring.scorer import Scorer
 if TYPE_CHECKING:
     from visattn.data.preparation import Preparation
 
-SLOW = frozenset({"scorecam", "ablationcam"})  # hundreds of passes: only if they are named
 BATCH = 32
 
 
@@ -80,6 +79,9 @@ def evaluate(
     steps, number, batch_size = (
         at_least_one(name, each) for name, each in (("steps", steps), ("number", number), ("batch_size", batch_size))
     )
+    for name, each, most in (("steps", steps, 1000), ("batch_size", batch_size, 2**16), ("seed", seed, 2**32 - 1)):
+        if not 0 <= each <= most:
+            raise ValueError(f"{name} must be {'at least 0' if each < 0 else f'at most {most}'}, got {each}")
     for name in [methods] if isinstance(methods, str) else methods or ():
         METHODS[name]
     left_out: list[tuple[str, str]] = []
@@ -139,7 +141,7 @@ def _fitting(
     """The methods to score, in order, with the baselines at the end."""
     fitting = list_methods(model, pictures.inputs[:1])
     if methods is None:
-        chosen = [name for name in fitting if name not in SLOW]
+        chosen = [name for name in fitting if not METHODS[name].slow]
     else:
         given = [methods] if isinstance(methods, str) else list(methods)
         for name in given:

@@ -195,7 +195,13 @@ def _cam(request: Request, method: str, layer: str | None, *, balanced: bool) ->
 
 
 for _name in PACKAGE:
-    _method = register_method(_name, why_not=why_no_cam, looks_at_layers=True, of_class=_name != "eigencam")
+    _method = register_method(
+        _name,
+        why_not=why_no_cam,
+        looks_at_layers=True,
+        of_class=_name != "eigencam",
+        slow=_name in ("scorecam", "ablationcam"),  # a pass for every channel
+    )
     _method(partial(gradient_cam if _name in BY_GRADIENTS else cam, method=_name))
 
 
