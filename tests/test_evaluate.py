@@ -326,3 +326,9 @@ def test_the_pointing_game_of_quantus_agrees():
     maps = visattn.explain(Spots(), images, "random").heatmap
     ours = masks.flatten(1).gather(1, maps.flatten(1).argmax(1, keepdim=True))[:, 0]
     assert [bool(each) for each in theirs] == ours.tolist()
+
+
+def test_methods_of_many_passes_must_be_named():
+    model, images = timm.create_model("test_resnet", num_classes=2), torch.rand(1, 3, 64, 64)
+    assert not {"rise", "occlusion", "smoothgrad", "scorecam"} & set(evaluate(model, images, metrics="cost").methods)
+    assert "occlusion" in evaluate(model, images, "occlusion", "cost").methods

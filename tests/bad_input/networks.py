@@ -1,5 +1,7 @@
 """Networks that cannot be looked into, and images that are none."""
 
+import warnings
+
 import numpy as np
 import timm
 import torch
@@ -57,12 +59,51 @@ def attention(**options):
     return explain(vit, "attention", torch.zeros(1, 3, 32, 32), **options)
 
 
+class Half(nn.Module):
+    """A network of which one part is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = traced()
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x):
+        """Logits."""
+        return self.head(self.part(x))
+
+
+def traced():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(timm.create_model("test_resnet", num_classes=3).eval(), IMAGES)
+
+
+def quantised():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(vit().eval(), {nn.Linear})
+
+
+def watch(model):
+    with visattn.capture(model) as maps:
+        model(IMAGES)
+    return maps
+
+
 REFUSALS = [error("boom") for error in (KeyError, IndexError, AttributeError, ZeroDivisionError, AssertionError)]
 REFUSALS.append(RuntimeError("boom\n" * 300))
 NO_IMAGES = [None, "a.png", np.zeros((3, 64, 64), np.float32), [IMAGES], Image.new("RGB", (64, 64)), IMAGES.bool(),
              IMAGES.to(torch.complex64), IMAGES[None], IMAGES[0, 0], IMAGES.to_sparse()]  # fmt: skip
 
 CASES = [
+    Call("watch a traced network", lambda: watch(traced()), "a scripted or traced network cannot be looked into"),
+    Call("watch a traced part", lambda: watch(Half()), "'part' is scripted or traced, and cannot be looked into"),
+    Call("methods of a traced part", lambda: visattn.list_methods(Half(), IMAGES), "'part' is scripted or traced"),
+    Call(
+        "gradients of a quantised network",
+        explain(quantised, "input_gradient", torch.rand(1, 3, 160, 160)),
+        "is quantised, and has no gradients: choose a method that needs none",
+    ),
     *(
         Call(
             f"explain, {type(error).__name__}",

@@ -85,6 +85,9 @@ class Request:
         rows = self.aim.rows(self.model, self._output if output is None else output)
         if len(rows) != len(self.images):
             raise ValueError(f"there are {len(rows)} numbers to explain for {len(self.images)} images")
+        for name, module in self.model.named_modules():
+            if ".quantized" in type(module).__module__:  # torch would leave its part of the gradient out
+                raise ValueError(f"{name!r} is quantised, and has no gradients: choose a method that needs none")
         if not rows.requires_grad:
             raise ValueError("the model computes without gradients (no_grad, detach): choose a method that needs none")
         return self.aim.numbers(rows, self.target).sum()

@@ -24,7 +24,6 @@ from visattn.scoring.scorer import Scorer
 if TYPE_CHECKING:
     from visattn.data.preparation import Preparation
 
-SLOW = frozenset({"scorecam", "ablationcam"})  # hundreds of passes: only if they are named
 BATCH = 32
 
 
@@ -142,7 +141,7 @@ def _fitting(
     """The methods to score, in order, with the baselines at the end."""
     fitting = list_methods(model, pictures.inputs[:1])
     if methods is None:
-        chosen = [name for name in fitting if name not in SLOW]
+        chosen = [name for name in fitting if not METHODS[name].slow]
     else:
         given = [methods] if isinstance(methods, str) else list(methods)
         for name in given:

@@ -18,7 +18,7 @@ from visattn.heatmaps.methods.base import register_method, seeded
 from visattn.heatmaps.request import MethodResult, Request, backward_pass
 
 
-@register_method("integrated_gradients", signed=True)
+@register_method("integrated_gradients", signed=True, slow=True)
 def integrated_gradients(request: Request, *, steps: int = 32, balanced: bool = False) -> MethodResult:
     """What every pixel adds to the score on a straight way from a grey image.
 
@@ -35,7 +35,7 @@ def integrated_gradients(request: Request, *, steps: int = 32, balanced: bool = 
     return MethodResult((request.images * total / steps).sum(1))
 
 
-@register_method("smoothgrad")
+@register_method("smoothgrad", slow=True)
 def smoothgrad(
     request: Request, *, samples: int = 16, noise: float = 0.15, seed: int = 0, balanced: bool = False
 ) -> MethodResult:

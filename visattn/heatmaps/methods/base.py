@@ -34,6 +34,7 @@ class Method:
         looks_at_layers: whether it looks at layers inside the model, which must then see whole images.
         of_class: whether the heatmap is about a class; if not, the model needs none.
         signed: whether its maps say what speaks against the class, too, as negative numbers.
+        slow: whether it takes many passes per image, so that it only runs where it is asked for by name.
     """
 
     run: Callable[..., MethodResult]
@@ -41,6 +42,7 @@ class Method:
     looks_at_layers: bool = False
     of_class: bool = True
     signed: bool = False
+    slow: bool = False
 
     def reason_against(self, model: nn.Module, images: Tensor, *, needs_class: bool = True) -> str | None:
         """Why the method does not work on a model; None if it does.
@@ -93,12 +95,13 @@ def register_method(
     looks_at_layers: bool = False,
     of_class: bool = True,
     signed: bool = False,
+    slow: bool = False,
 ) -> Callable[[Run], Run]:
     """Enter a function under a name, so that :func:`visattn.explain` and the command line know it.
 
     Args:
         name: how it is asked for; a name that is taken raises.
-        why_not, looks_at_layers, of_class, signed: as in :class:`Method`.
+        why_not, looks_at_layers, of_class, signed, slow: as in :class:`Method`.
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
@@ -107,7 +110,7 @@ def register_method(
         )
 
     def register(run: Run) -> Run:
-        METHODS.add(name, Method(run, why_not, looks_at_layers, of_class, signed))
+        METHODS.add(name, Method(run, why_not, looks_at_layers, of_class, signed, slow))
         return run
 
     return register

@@ -195,7 +195,13 @@ def _cam(request: Request, method: str, layer: str | None, *, balanced: bool) ->
 
 
 for _name in PACKAGE:
-    _method = register_method(_name, why_not=why_no_cam, looks_at_layers=True, of_class=_name != "eigencam")
+    _method = register_method(
+        _name,
+        why_not=why_no_cam,
+        looks_at_layers=True,
+        of_class=_name != "eigencam",
+        slow=_name in ("scorecam", "ablationcam"),  # a pass for every channel
+    )
     _method(partial(gradient_cam if _name in BY_GRADIENTS else cam, method=_name))
 
 
@@ -215,8 +221,7 @@ def _maps(request: Request, place: Place, method: str, *, balanced: bool = False
         request.run(model=probed, images=request.images.detach().requires_grad_())
         activation = probed.map
         assert activation is not None
-        # Without a class there is no gradient, and eigencam needs none.
-        gradient = torch.autograd.grad(request.score(), activation)[0] if request.has_score() else activation
+        gradient = torch.autograd.grad(request.score(), activation)[0] if method in BY_GRADIENTS else activation
     options = {"ablation_layer": _zeroing()} if method == "ablationcam" else {}
     package = _without_progress_bars(getattr(pytorch_grad_cam, PACKAGE[method]))(probed, [probed.probe], **options)
     # On reduced precision the package's NumPy would fail.

@@ -25,7 +25,7 @@ from visattn.heatmaps.request import MethodResult, Request
 AT_ONCE = 32  # covered versions of an image
 
 
-@register_method("occlusion", signed=True)
+@register_method("occlusion", signed=True, slow=True)
 def occlusion(request: Request, *, cells: int = 14) -> MethodResult:
     """How much the score falls when a cell of the image is covered.
 
@@ -47,7 +47,7 @@ def occlusion(request: Request, *, cells: int = 14) -> MethodResult:
     return MethodResult(drops.unflatten(1, (rows, columns)))
 
 
-@register_method("rise", signed=True)
+@register_method("rise", signed=True, slow=True)
 def rise(request: Request, *, masks: int = 512, cells: int = 7, share: float = 0.5, seed: int = 0) -> MethodResult:
     """How much higher the score is when a pixel is not covered.
 

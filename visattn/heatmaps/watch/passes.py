@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
 from visattn.models.wrapper import plain_name
@@ -65,6 +66,9 @@ class Passes:
     def hooks(self, module: nn.Module) -> list[Any]:
         """Follow a module; handles to remove."""
         name = self.names[module]
+        if isinstance(module, torch.jit.ScriptModule):
+            what = f"{name!r} is scripted or traced, and" if name else "a scripted or traced network"
+            raise ValueError(f"{what} cannot be looked into: give the network from before torch.jit")
 
         def enter(_module: nn.Module, _args: Any) -> None:
             if not self._running and not in_backward():
