@@ -7,7 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import timm
+from PIL import Image
 
+import visattn
 from tests.training import ROOT
 from visattn.cli import main
 
@@ -88,3 +91,19 @@ def test_a_detour_to_a_new_folder_creates_nothing_on_the_way(tmp_path, monkeypat
     assert main(["evaluate", "--out", "new/../there", "--model", "nothing"]) == 2
     assert not (tmp_path / "new").exists(), capsys.readouterr().err
     assert not (tmp_path / "there").exists()  # nothing was written
+
+
+def test_a_file_that_becomes_too_large(tmp_path, monkeypatch, capsys):
+    resource = pytest.importorskip("resource")
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (60, 40)).save("a.png")
+    visattn.save_model(timm.create_model("test_resnet", num_classes=2), "model")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, before[1]))  # pictures are smaller, heatmaps are larger
+    try:
+        code = main(["heatmap", "--weights", "model", "--image", "a.png", "--method", "edge", "--out", "out"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "a_edge.npy' (File too large)" in capsys.readouterr().err
+    assert code == 1
+    assert not list(tmp_path.rglob("*.partial"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -109,8 +110,10 @@ def write_finding(folder: Path, stem: str, finding: Finding) -> list[str]:
     for view in subject.views:
         save_pixels(overlay(subject.image, view.heatmap), files[view.method])
         array = files[view.method].with_suffix(".npy")
-        with replacing(array) as partial, partial.open("wb") as stream:
-            np.save(stream, finding.heatmaps[view.method])
+        content = io.BytesIO()  # into a file, np.save does not say why it fails
+        np.save(content, finding.heatmaps[view.method])
+        with replacing(array) as partial:
+            partial.write_bytes(content.getvalue())
         written += [files[view.method], array]
     title = subject.title
     if subject.channels:
