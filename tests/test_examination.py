@@ -182,3 +182,10 @@ def test_a_folder_that_was_never_finished_can_be_written_to_again(model):
     visattn.report.folder.HeatmapFolder("out", ["rollout"]).add("a.png", finding)  # and then the process was killed
     found = visattn.examine(model, pixels(), "rollout", out="out")
     assert found.page is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_models_of_other_precisions(dtype):
+    model = timm.create_model("test_resnet", num_classes=2).to(dtype)
+    found = visattn.examine(model, np.zeros((64, 64, 3), np.uint8), "gradcam")
+    assert list(found.findings[0].heatmaps) == ["gradcam"]

@@ -16,6 +16,7 @@ from visattn.heatmaps.affinities import Affinities
 from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.explaining import attention_heads, explain, relate
 from visattn.heatmaps.explanation import Explanation
+from visattn.heatmaps.inputs import as_batch, refusals_explained
 from visattn.heatmaps.targets import class_names, number_of_classes
 from visattn.listing import evenly
 from visattn.modules import evaluating
@@ -102,7 +103,7 @@ class Examiner:
     def examine(self, names: Sequence[str], images: Sequence[NDArray[np.uint8]]) -> list[Finding]:
         """Answer the question for a few images (H, W, 3)."""
         question = self.question
-        x = self.preparation.batch(images).to(next(self.model.parameters()).device)
+        x = as_batch(self.model, self.preparation.batch(images))
         with torch.no_grad():
             scores = class_scores(self.model, self.model(x))
         if scores is not None and not scores.isfinite().all():
@@ -201,9 +202,9 @@ def classes_of(
     model: nn.Module, names: Sequence[str] | None, preparation: Preparation
 ) -> tuple[int, Sequence[str] | None]:
     """How many classes a model has (0 for an encoder or a segmenter), and their names if they are known."""
-    device = next(model.parameters()).device
-    with evaluating(model):
-        number = number_of_classes(model, torch.zeros(1, *preparation.size, device=device))
+    images = as_batch(model, torch.zeros(1, *preparation.size))
+    with evaluating(model), refusals_explained(model, images):
+        number = number_of_classes(model, images)
     names = names or class_names(number, model)
     return number, names if names is not None and len(names) == number else None
 
