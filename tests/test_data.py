@@ -316,3 +316,8 @@ def test_shards_are_streamed(tmp_path):
     assert set(torch.cat([batch["label"] for batch in train]).tolist()) == {0, 1, 2}
     assert sum(len(batch["label"]) for batch in data.val_dataloader()) == 5
     assert len(data.examples(2).images) == 2
+
+
+def test_a_subset_as_windows_editors_save_it(tmp_path):
+    (tmp_path / "mine.txt").write_bytes("\ufeffn01440764\r\nn02102040\r\n".encode())
+    assert read_subset(str(tmp_path / "mine.txt")) == ("n01440764", "n02102040")

@@ -27,7 +27,7 @@ def read_subset(name: str) -> tuple[str, ...]:
     file = configs_folder() / "subsets" / f"{name}.txt" if name in subset_names() else Path(name)
     if not file.is_file():
         raise ValueError(f"unknown subset {name!r} and no such file: {suggest(name, subset_names())}")
-    text = read_text(file, LARGEST)
+    text = read_text(file, LARGEST).removeprefix("\ufeff")  # the mark that some editors begin a file with
     ids = tuple(stripped for line in text.splitlines() if (stripped := line.partition("#")[0].strip()))
     if not ids:
         raise ValueError(f"subset {name!r} lists no classes")
