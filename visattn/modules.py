@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +36,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def timm_config(model: object) -> Mapping[str, Any]:
+    """What timm's models know of themselves in ``pretrained_cfg``; empty for other models."""
+    config = getattr(model, "pretrained_cfg", None)
+    return config if isinstance(config, Mapping) else {}
 
 
 def check_default_device() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from visattn.modules import underlying, why_refused
+from visattn.modules import timm_config, underlying, why_refused
 
 if TYPE_CHECKING:
     from visattn.data.images import InMemory
@@ -85,7 +85,7 @@ def own_preparation(model: nn.Module) -> Preparation:
     from visattn.data.preparation import Preparation
 
     model = underlying(model)
-    if not getattr(model, "pretrained_cfg", None):
+    if not timm_config(model):
         raise ValueError(
             f"{type(model).__name__} does not state its preprocessing (timm's pretrained_cfg): pass preparation=, "
             "or tensors that are already normalised"

@@ -84,6 +84,12 @@ def quantised():
         return torch.ao.quantization.quantize_dynamic(vit().eval(), {nn.Linear})
 
 
+def with_config(config):
+    model = timm.create_model("test_resnet", num_classes=3)
+    model.pretrained_cfg = config
+    return model
+
+
 def watch(model):
     with visattn.capture(model) as maps:
         model(IMAGES)
@@ -96,6 +102,29 @@ NO_IMAGES = [None, "a.png", np.zeros((3, 64, 64), np.float32), [IMAGES], Image.n
              IMAGES.to(torch.complex64), IMAGES[None], IMAGES[0, 0], IMAGES.to_sparse()]  # fmt: skip
 
 CASES = [
+    Call(
+        "predict, a configuration that is a word",
+        lambda: visattn.predict(with_config("resnet"), np.zeros((64, 64, 3), np.uint8)),
+        "does not state its preprocessing",
+    ),
+    *(
+        Call(
+            f"no classes, {name}",
+            explain(lambda change=change: Returning(change)),
+            "it explains a class, and the model has none",
+        )
+        for name, change in {"a sparse table": torch.Tensor.to_sparse, "an empty table": lambda x: x[:, :0]}.items()
+    ),
+    *(
+        Call(
+            f"{name}, a network without storage", ask, "the model is on the meta device, where tensors have no numbers"
+        )
+        for name, ask in {
+            "explain": explain(lambda: vit().to("meta"), "rollout"),
+            "evaluate": lambda: visattn.evaluate(vit().to("meta"), IMAGES, "rollout", "srg"),
+            "heads": lambda: attention_heads(vit().to("meta"), IMAGES),
+        }.items()
+    ),
     Call("watch a traced network", lambda: watch(traced()), "a scripted or traced network cannot be looked into"),
     Call("watch a traced part", lambda: watch(Half()), "'part' is scripted or traced, and cannot be looked into"),
     Call("methods of a traced part", lambda: visattn.list_methods(Half(), IMAGES), "'part' is scripted or traced"),

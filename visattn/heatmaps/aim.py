@@ -109,8 +109,10 @@ def class_scores(model: nn.Module, output: Any) -> Tensor | None:
     It has none if it says so (``num_classes=0``), or if it returns something else: features, a map, tokens.
     """
     output = first_part(output)
-    is_vector = isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point()
-    return output if is_vector and getattr(model, "num_classes", None) != 0 else None
+    if not isinstance(output, Tensor) or output.layout is not torch.strided or not output.is_floating_point():
+        return None
+    has_classes = output.ndim == 2 and output.shape[1] > 0 and getattr(model, "num_classes", None) != 0
+    return output if has_classes else None
 
 
 def vector_of(target: Any, images: int) -> Tensor | None:

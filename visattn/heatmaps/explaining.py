@@ -108,8 +108,6 @@ def explain(
         raise ValueError(f"the maps of {method!r} have no sign: choose one of {having}")
     model = inspectable(model)
     images = as_batch(model, x)
-    if images.is_meta:
-        raise ValueError("the model is on the meta device, where tensors have no numbers")
     check_names(classes)
     aim = _aim(target, of, versus, images)
     with inspection_copy(model) as model, refusals_explained(model, images):

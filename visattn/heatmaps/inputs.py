@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.listing import times
-from visattn.modules import check_default_device, underlying, why_refused
+from visattn.modules import check_default_device, timm_config, underlying, why_refused
 
 
 def inspectable(model: nn.Module) -> nn.Module:
@@ -37,8 +37,9 @@ def as_batch(model: nn.Module, x: Tensor) -> Tensor:
     if len(x) == 0:
         raise ValueError("x is an empty batch")
     like = next((p for p in model.parameters() if p.is_floating_point()), x)
-    if x.is_meta and not like.is_meta:
-        raise ValueError("x is on the meta device, where tensors have no numbers")
+    for name, each in (("the model", like), ("x", x)):
+        if each.is_meta:
+            raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
     with torch.inference_mode(False):
         x = x.clone() if x.is_inference() else x.detach()
         return x.to(like.device, like.dtype)
@@ -47,7 +48,7 @@ def as_batch(model: nn.Module, x: Tensor) -> Tensor:
 def displayable(model: nn.Module, images: Tensor) -> Tensor:
     """The images in [0, 1], for people: normalisation undone as far as it is known."""
     images = images.detach().float().cpu()
-    config = getattr(model, "pretrained_cfg", None) or {}
+    config = timm_config(model)
     mean, std = config.get("mean"), config.get("std")
     if mean and std and len(mean) == images.shape[1] and (images.min() < 0 or images.max() > 1):
         images = images * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]

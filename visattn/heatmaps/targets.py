@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.watch.cache import cached
 from visattn.listing import shown
+from visattn.modules import timm_config
 from visattn.registry import suggest
 
 Class: TypeAlias = int | str | Sequence[int | str] | Tensor | None
@@ -33,7 +34,7 @@ def number_of_classes(model: nn.Module, images: Tensor) -> int:
 
 def class_names(number: int, model: nn.Module | None = None) -> tuple[str, ...] | None:
     """The class names stored with a model, or ImageNet's if the number of classes matches."""
-    config = getattr(model, "pretrained_cfg", None) or {}
+    config = timm_config(model)
     own = tuple(config.get("label_names") or ())
     return own if len(own) == number > 0 else _imagenet(number)
 

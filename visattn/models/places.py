@@ -14,7 +14,7 @@ from visattn.listing import first_few
 from visattn.models.layout import Place
 from visattn.models.survey import Survey, survey
 from visattn.models.wrapper import replace_slot
-from visattn.modules import HookOfThread, why_refused
+from visattn.modules import HookOfThread, timm_config, why_refused
 from visattn.registry import suggest
 
 
@@ -32,7 +32,7 @@ def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
 
 def example_images(model: nn.Module) -> Iterator[Tensor]:
     """Images of the sizes that a network was probably made for, the likeliest first."""
-    config = getattr(model, "pretrained_cfg", None) or {}
+    config = timm_config(model)
     channels, height, width = config.get("input_size") or (3, 224, 224)
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     embedding = getattr(model, "patch_embed", None)

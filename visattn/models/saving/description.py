@@ -29,6 +29,7 @@ from visattn.models.plugins import needed_plugins
 from visattn.models.swapping import patched, swap_attention
 from visattn.models.wrapper import Attached
 from visattn.models.wrapping import attachments, entry_of
+from visattn.modules import timm_config
 
 
 def describe(model: nn.Module, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_timm(model: nn.Module) -> dict[str, Any]:
-    config = getattr(model, "pretrained_cfg", None) or {}
+    config = timm_config(model)
     if "architecture" not in config:
         raise ValueError(
             f"this {type(model).__name__} cannot be described: it is not one of timm's models, so nobody could build "
