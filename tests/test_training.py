@@ -263,7 +263,7 @@ BAD_SETTINGS = {
     "flag": (["--epoch", "3"], r"unknown flag '--epoch': did you mean '--epochs'"),
     "augmentation": (["--augment", "colr"], "unknown augmentation 'colr'"),
     "data": (["--data", "folder", "--root", "nowhere"], "there is no folder 'nowhere'"),
-    "batch": (["--batch-size", "4000"], "more than the 3000 training images"),
+    "batch": (["--batch-size", "4000"], "larger than the 3000 training images"),
     "resume": (["--resume", "runs/nothing"], "no such run or checkpoint: 'runs/nothing'"),
     "devices": (["--devices", "two"], "--devices 'two'"),
     "precision": (["--precision", "12"], "precision"),

@@ -213,7 +213,12 @@ CASES = [
     Call("infinite images", classifier(images=IMAGES + torch.inf), "are not finite (NaN or infinite)"),
     *(
         Call(f"target {value!r}", classifier(target=value), "a target is the number or the name of a class", TypeError)
-        for value in (1.0, True, b"cat", {0, 1}, [None, 1], np.array([[0], [1]]), torch.tensor([0.0, 1.0]))
+        for value in (1.0, True, b"cat", {0, 1}, [None, 1], np.array([[0], [1]]))
+    ),
+    Call(
+        "a vector of another length",
+        classifier(target=torch.tensor([0.0, 1.0])),
+        "a target of 2 numbers is compared with features (B, 2), but the model returns (2, 3)",
     ),
     *(
         Call(f"target {value!r}", classifier(target=value), "out of range: the model has classes 0 to 2")
