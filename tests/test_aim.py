@@ -83,6 +83,16 @@ def test_a_function_of_what_a_detector_returns():
     torch.testing.assert_close(e.raw, expected.abs().amax(1))
 
 
+@pytest.mark.parametrize("length", [1e-30, 1e30])
+def test_only_the_direction_of_a_vector_matters(length):
+    model, images = model_and_images("test_vit", 1)
+    model.reset_classifier(0)
+    vector = torch.rand(model.num_features)
+    e, other = (visattn.explain(model, images, "gradcam", target=each) for each in (vector, vector * length))
+    assert e.heatmap.max() > 0
+    torch.testing.assert_close(other.heatmap, e.heatmap, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("method", GRADIENTS)
 def test_every_method_explains_features(method):
     model, images = model_and_images("test_vit", 1)

@@ -90,6 +90,13 @@ def test_masks_in_pictures(tmp_path):
     assert read_annotation(found["a.b"], SIZE).sum() == 12
 
 
+def test_masks_of_sixteen_bits_keep_small_numbers(tmp_path):
+    mask = np.zeros(SIZE, np.uint16)
+    mask[5:7, 3:9], mask[20, 20] = 1, 1000
+    Image.fromarray(mask).save(tmp_path / "a.png")
+    assert read_annotation(tmp_path / "a.png", SIZE).sum() == 13
+
+
 LAUGHS = '<!DOCTYPE a [<!ENTITY b "ha"><!ENTITY c "&b;&b;&b;">]><annotation><object>&c;</object></annotation>'
 OUTSIDE = '<!DOCTYPE a SYSTEM "file:///etc/passwd"><annotation/>'
 

@@ -51,6 +51,11 @@ LAUGHS = '<!DOCTYPE a [<!ENTITY b "ha">]><annotation><object>&b;</object></annot
 START = "evaluate --weights model"
 CASES = [
     Call("unknown metric", lambda: evaluate(metrics="srgg"), "unknown metric 'srgg': did you mean 'srg'"),
+    Call(
+        "no masks and no sure image",
+        lambda: evaluate(metrics="localisation"),
+        "none of the scores could be computed (",
+    ),
     Call("no metric", lambda: evaluate(metrics=[]), "no metrics: choose from"),
     Call("unknown fill", lambda: evaluate(fill="blurr"), "unknown fill 'blurr': did you mean 'blur'"),
     Call("unknown method of scores", lambda: evaluate("gradcamm"), "unknown method 'gradcamm'"),

@@ -9,6 +9,7 @@ from xml.parsers import expat
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from visattn.data.decode import BadImage, read_image
 from visattn.data.files import EXTENSIONS
@@ -60,6 +61,9 @@ def read_annotation(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
         raise ValueError(f"{error.path}: {error.reason}") from None
     if picture.shape[:2] != size:
         raise ValueError(f"{str(path)!r} is {times(picture.shape[:2])}, but its image is {times(size)} pixels")
+    with Image.open(path) as grey:
+        if grey.mode.startswith("I"):  # 16 bits: a small number would be black in 8
+            return np.asarray(grey) != 0
     return np.any(picture, axis=2)
 
 

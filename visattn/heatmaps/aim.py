@@ -125,6 +125,7 @@ def vector_of(target: Any, images: int) -> Tensor | None:
         return None
     if vector.ndim == 2 and len(vector) != images:
         raise ValueError(f"{len(vector)} target vectors for {images} images: give one, or one for each")
-    if not vector.isfinite().all() or not vector.any():
+    if not vector.isfinite().all() or not vector.any(-1).all():
         raise ValueError("the target vector has no direction: it is zero, or holds numbers that are not finite")
-    return vector.detach().expand(images, -1)
+    vector = vector.detach() / vector.detach().abs().amax(-1, keepdim=True)  # the square of its length stays finite
+    return vector.expand(images, -1)

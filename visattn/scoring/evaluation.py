@@ -99,10 +99,13 @@ def evaluate(
     scorer.explain(_fitting(trained.model, pictures, methods, leave_out), track)
     for kind in (scorer.faithfulness, scorer.localisation, scorer.mosaics, scorer.sanity, scorer.cost):
         kind(wanted, named)
+    if not (values := scorer.ordered()):
+        reasons = "; ".join(f"{what}: {why}" for what, why in left_out)
+        raise ValueError(f"none of the scores could be computed ({reasons})")
     return Evaluation(
         model=trained.name,
         methods=tuple(scorer.rankings),
-        values=scorer.ordered(),
+        values=values,
         curves=scorer.curves(),
         agreement=scorer.agreement() if any(METRICS[name].kind == "sanity" for name in wanted) else None,
         names=pictures.names,
