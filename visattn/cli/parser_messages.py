@@ -1,0 +1,28 @@
+"""What jsonargparse says, in one line for people."""
+
+from __future__ import annotations
+
+import re
+
+
+def one_line(message: str) -> str:
+    """Condense an error message of jsonargparse into one readable line."""
+    key = re.search(r'Parser key "([\w.]+)"', message)
+    where = f"{key[1]}: " if key else ""
+    if denied := re.search(r"Importing '([^']*)' is not allowed", message):
+        return (
+            f"{where}{denied[1]!r} is not one of Lightning's callbacks, loggers, profilers, strategies or plugins; "
+            "load your own code with --plugin on the command line"
+        )
+    argument = r'Parser key "[\w.]+": Does not validate.*?Given value: .*?(?= - |$)'  # of the class
+    end = r"(?= - Expected a| Given value|$)"
+    problem = re.search(rf"Problem with given class_path '([\w.]+)': ({argument}|.*?{end})", message)
+    if problem and "Not a valid subclass" not in problem[2]:
+        return f"{where}{problem[1].rpartition('.')[2]}: {one_line(problem[2])}"[:400]
+    types, given = re.search(r"Subtypes: (\[.*?\]) Errors:", message), re.search(r"Given value: ?(.*)$", message)
+    if key and types and given:
+        names = re.sub(r"<class '([\w.]+)'>", r"\1", types[1][1:-1])
+        names = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", names).replace("NoneType", "nothing")
+        return f"{where}expected {names}; got {given[1][:100] or 'nothing at all'}"
+    kind = r"Parser key \"([\w.]+)\": Expected a (?:<class '(\w+)'>|typing\.Literal(\[.*?\]))\."
+    return re.sub(kind, r"\1: expected \2\3.", message)[:400]
