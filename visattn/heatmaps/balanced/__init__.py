@@ -3,8 +3,8 @@ r"""A backward pass in which every contribution is accounted for.
 LibraGrad, Mehri et al., CVPR 2025, https://arxiv.org/abs/2411.16760.
 
 Gradients of a transformer are a poor explanation because a few of its operations break the rule that inputs times
-gradients add up to the output. Here the forward pass is the same to the last bit, and in the backward pass every
-operation counts as a linear function of what depends on the image, plus a constant:
+gradients add up to the output. Here the forward pass is, to the last bit, that of an ordinary gradient of the image,
+and in the backward pass every operation counts as a linear function of what depends on the image, plus a constant:
 
 .. math:: y = \sum_i J_i x_i + b
 
