@@ -78,7 +78,7 @@ def test_contributions_add_up(name):
     model = network(name, NETWORKS[name])
     side = NETWORKS[name].get("img_size") or min(model.pretrained_cfg["input_size"][-1], 224)
     x = torch.randn(2, 3, side, side, dtype=torch.float64)
-    # Whose gradient is wanted decides how torch.matmul adds up: the reference is an ordinary pass for that of the image.
+    # Whose gradient is wanted decides how torch.matmul adds up: compare with an ordinary gradient of the image.
     plain = model.requires_grad_(False)(x.clone().requires_grad_()).detach()
     output, _, total = accounted(model, x)
     assert torch.equal(output, plain)
