@@ -5,8 +5,8 @@ Run: python -m benchmarks.truth                 trains four small models (unless
      python -m benchmarks.truth --lite0 FILE --photographs FOLDER    the photographs: see docs/truth.md
      python -m benchmarks.truth --table         docs/truth.md from the results that are there
 
-The figures are in benchmarks/results/truth.json. The method that ``auto`` stands for is the quick one with the best mean
-of the column "overall" over the models of a kind: ``tests/test_auto.py`` compares.
+The figures are in benchmarks/results/truth.json. ``auto`` is the quick method with the best mean of "overall" over the
+models of a kind: ``tests/test_auto.py`` compares.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def explain(
         model: any classifier, timm's or yours; or a model without classes (an encoder, a segmenter), for methods that
             need none: ``target`` and ``probability`` of the result are None then.
         x: one image (C, H, W) or a batch (B, C, H, W), normalised as the model expects.
-        method: see :func:`list_methods`; ``auto`` is the one that scored best for this kind of model (``docs/truth.md``),
-            and ``reason`` of the result names the kind.
+        method: see :func:`list_methods`; ``auto`` is the one that scored best for this kind of model, which ``reason``
+            of the result names (``docs/truth.md``).
         target: the class to explain: its index, its name, or a list with one for every image; the predicted class by
             default. Or anything else: a function from what the model returns to one number per image (B,), for
             detectors, segmenters and regression; or a vector of floating-point numbers (D,) or (B, D), with which the

@@ -47,7 +47,7 @@ def sharp_gradcam(request: Request, *, layer: str | None = None, balanced: bool 
 
 def sharpened(cam: Tensor, images: Tensor, gradients: Tensor) -> Tensor:
     """(B, h, w): a coarse map (B, r, c) times the contributions of pixels, given images and gradients (B, C, H, W)."""
-    size = [min(FINER * cells, pixels) for cells, pixels in zip(cam.shape[1:], images.shape[2:], strict=True)]
+    size = min(FINER * cam.shape[1], images.shape[2]), min(FINER * cam.shape[2], images.shape[3])
     median = images.flatten(2).median(2).values[..., None, None]
     contributions = ((images - median) * gradients).sum(1, keepdim=True).abs()
     cells = F.adaptive_avg_pool2d(contributions, size)
