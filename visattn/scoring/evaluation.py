@@ -38,6 +38,7 @@ def evaluate(
     number: int = 64,
     fill: str = "blur",
     steps: int = 10,
+    balanced: bool = False,
     preparation: Preparation | None = None,
     batch_size: int = BATCH,
     device: Device = None,
@@ -60,6 +61,7 @@ def evaluate(
         number: of images, at most.
         fill: what takes the place of removed parts in MoRF, LeRF and SRG; the others have their own.
         steps: of a curve.
+        balanced: take gradients from a balanced backward pass, for methods that have the choice.
         preparation: how images become tensors; what the card of a run says, or timm of its models, unless given.
         batch_size: images at a time.
         device: where to compute what is loaded from a path; cuda if there is one. A model stays where it is.
@@ -95,7 +97,7 @@ def evaluate(
     pictures = load_pictures(data, masks, lambda: prepared or own_preparation(trained.model), number, leave_out)
     black = None if prepared is None else black_of(prepared)
     engine = Engine(trained.model, pictures.inputs, target, black=black, batch_size=batch_size, seed=seed, track=track)
-    scorer = Scorer(trained.model, pictures, engine, fill, steps, seed, leave_out)
+    scorer = Scorer(trained.model, pictures, engine, fill, steps, seed, leave_out, balanced=balanced)
     scorer.explain(_fitting(trained.model, pictures, methods, leave_out), track)
     for kind in (scorer.faithfulness, scorer.localisation, scorer.mosaics, scorer.sanity, scorer.cost):
         kind(wanted, named)
@@ -114,7 +116,7 @@ def evaluate(
         images=scorer.shown,
         heatmaps=scorer.heatmaps,
         settings={
-            "images": len(engine), "fill": fill, "steps": steps, "seed": seed,
+            "images": len(engine), "fill": fill, "steps": steps, "seed": seed, "balanced": balanced,
             "target": "predicted" if target is None else "given", "weights": trained.weights,
         },
         left_out=tuple(left_out),

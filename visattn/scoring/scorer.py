@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from visattn.heatmaps import Explanation, explain
+from visattn.heatmaps import METHODS, Explanation, explain
 from visattn.scoring.engine import Engine, own_copy
 from visattn.scoring.faithfulness import FAITHFULNESS, drop_and_increase, evenly_spaced, probabilities
 from visattn.scoring.localisation import LOCALISATION
@@ -30,6 +30,7 @@ class Scorer:
         engine: the same images and what the model says of them.
         fill, steps, seed: see :func:`visattn.evaluate`.
         leave_out: told of what cannot be done, and why.
+        balanced: see :func:`visattn.evaluate`.
     """
 
     def __init__(
@@ -41,7 +42,10 @@ class Scorer:
         steps: int,
         seed: int,
         leave_out: Callable[[str, str], None],
+        *,
+        balanced: bool = False,
     ) -> None:
+        self.balanced = balanced
         self.model, self.pictures, self.engine = own_copy(model), pictures, engine
         self.fill, self.steps, self.seed, self.leave_out = fill, steps, seed, leave_out
         self.rankings: dict[str, Ranking] = {}
@@ -54,9 +58,9 @@ class Scorer:
         size = self.engine.batch_size
         found = []
         for number, (x, y) in enumerate(zip(images.split(size), target.split(size), strict=True)):
-            options: dict[str, Any] = (
-                {"seed": self.seed + number} if method == "random" else {}
-            )  # another in each batch
+            options = METHODS[method].balanced(self.balanced)
+            if method == "random":
+                options["seed"] = self.seed + number  # another in each batch
             found.append(explain(model, x, method, y, **options))
         return found
 
