@@ -10,7 +10,7 @@ from torch import nn
 
 from visattn.core.arguments import Device, at_least_one
 from visattn.heatmaps import METHODS, list_methods
-from visattn.heatmaps.methods.base import check_method
+from visattn.heatmaps.methods.base import AUTO, check_method
 from visattn.heatmaps.targets import Class
 from visattn.models.saving.saved import Trained
 from visattn.modules import check_default_device
@@ -40,6 +40,7 @@ def evaluate(
     number: int = 64,
     fill: str = "blur",
     steps: int = 10,
+    balanced: bool = False,
     preparation: Preparation | None = None,
     batch_size: int = BATCH,
     device: Device = None,
@@ -64,6 +65,7 @@ def evaluate(
         number: of images, at most.
         fill: what takes the place of removed parts in MoRF, LeRF and SRG; the others have their own.
         steps: of a curve.
+        balanced: take gradients from a balanced backward pass, for methods that have the choice.
         preparation: how images become tensors; what the card of a run says, or timm of its models, unless given.
         batch_size: images at a time.
         device: where to compute what is loaded from a path; cuda if there is one. A model stays where it is.
@@ -99,7 +101,7 @@ def evaluate(
     black = None if prepared is None else black_of(prepared)
     engine = Engine(trained.model, pictures.inputs, target, black=black, batch_size=batch_size, seed=seed, track=track)
     scorer = Scorer(trained.model, pictures, engine, fill, steps, seed, leave_out)
-    scorer.explain(_fitting(trained.model, pictures, asked, leave_out), track)
+    scorer.explain(_fitting(trained.model, pictures, asked, balanced, leave_out), track)
     for kind in (scorer.faithfulness, scorer.localisation, scorer.mosaics, scorer.sanity, scorer.cost):
         kind(wanted, named)
     if not (values := scorer.ordered()):
@@ -117,7 +119,7 @@ def evaluate(
         images=scorer.shown,
         heatmaps=scorer.heatmaps,
         settings={
-            "images": len(engine), "fill": fill, "steps": steps, "seed": seed,
+            "images": len(engine), "fill": fill, "steps": steps, "seed": seed, "balanced": balanced,
             "target": "predicted" if target is None else "given", "weights": trained.weights,
         },
         left_out=tuple(left_out),
@@ -161,6 +163,7 @@ def _fitting(
     model: nn.Module,
     pictures: Pictures,
     asked: dict[str, dict[str, Any]] | None,
+    balanced: bool,
     leave_out: Callable[[str, str], None],
 ) -> dict[str, dict[str, Any]]:
     """The methods to score and their arguments, in order, with the baselines at the end."""
@@ -173,5 +176,9 @@ def _fitting(
     chosen = {name: each for name, each in asked.items() if each["method"] not in fitting.reasons}
     if not chosen:
         raise ValueError(f"none of the methods fits the model; {', '.join(fitting)} do")
-    own = {name: each for name, each in chosen.items() if name not in BASELINES}
+    own = {name: _options(each, balanced) | each for name, each in chosen.items() if name not in BASELINES}
     return own | {name: {"method": name} for name in BASELINES}
+
+
+def _options(arguments: dict[str, Any], balanced: bool) -> dict[str, Any]:
+    return {} if arguments["method"] == AUTO else METHODS[arguments["method"]].balanced(balanced)

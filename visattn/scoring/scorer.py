@@ -30,6 +30,7 @@ class Scorer:
         engine: the same images and what the model says of them.
         fill, steps, seed: see :func:`visattn.evaluate`.
         leave_out: told of what cannot be done, and why.
+        balanced: see :func:`visattn.evaluate`.
     """
 
     def __init__(
