@@ -66,7 +66,7 @@ class Attached(nn.Module):
         changed = self.block(feature)
         if self.gain is not None:
             change = changed - feature
-            # Behind a gain of zero nothing changes, even if the block overflows (in float16): zero times infinity is NaN.
+            # Behind a gain of zero nothing changes, even if a block overflows in float16: zero times infinity is NaN.
             change = change.where((self.gain != 0) | change.isfinite(), 0)
             # In the arrangement of x, so that strides, and with them the bits of what follows, stay the same.
             return x + layout.from_map(self.gain * change, torch.zeros_like(x))
