@@ -17,6 +17,8 @@ from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.explaining import attention_heads, explain, relate
 from visattn.heatmaps.explanation import Explanation
 from visattn.heatmaps.inputs import as_batch, refusals_explained
+from visattn.heatmaps.methods import METHODS
+from visattn.heatmaps.one import One
 from visattn.heatmaps.targets import class_names, number_of_classes
 from visattn.listing import evenly
 from visattn.modules import evaluating
@@ -37,6 +39,8 @@ class Question:
         heads: the attention of single heads is wanted,
         head_layers, head_numbers: of these layers and heads; all if None.
         patches: what every patch attends to is wanted.
+        balanced: gradients are balanced, for methods that have the choice.
+        signed: what speaks against the class is kept, for methods that know it.
     """
 
     methods: tuple[str, ...]
@@ -44,20 +48,8 @@ class Question:
     head_layers: Sequence[str | int] | None = None
     head_numbers: Sequence[int] | None = None
     patches: bool = False
-
-
-@dataclass(frozen=True)
-class One:
-    """What a method found out about one image: a row of what it found, and in words whether it is true."""
-
-    found: Explanation
-    row: int
-    judged: str
-
-    @property
-    def heatmap(self) -> Tensor:
-        """(H, W)."""
-        return self.found.heatmap[self.row]
+    balanced: bool = False
+    signed: bool = False
 
 
 class Examiner:
@@ -153,7 +145,15 @@ class Examiner:
     def _explained(self, method: str, names: Sequence[str], x: Tensor) -> dict[int, One]:
         """A method's answers by the number of the image; without those on which it fails."""
         try:
-            found = explain(self.model, x, method, frames=method == "rollout", **self._aimed)
+            found = explain(
+                self.model,
+                x,
+                method,
+                frames=method == "rollout",
+                signed=self.question.signed and METHODS[method].signed,
+                **self._aimed,
+                **METHODS[method].balanced(self.question.balanced),
+            )
         except ValueError as error:
             if len(x) > 1:  # perhaps because of one image
                 alone = [self._explained(method, names[number:][:1], x[number:][:1]) for number in range(len(x))]
@@ -177,8 +177,8 @@ class Examiner:
         if not explained and not heads:
             return None
 
-        def fitted(heatmap: Tensor) -> Heatmap:
-            return fit_heatmap(heatmap, picture.shape[:2])
+        def fitted(heatmap: Tensor, least: float = 0) -> Heatmap:
+            return fit_heatmap(heatmap, picture.shape[:2], least)
 
         said = self._said(probabilities)
         if self.judge is not None and explained:
@@ -187,7 +187,14 @@ class Examiner:
         if self.versus is not None:
             about = f"{about} rather than {self._label(self.versus)}"
         views = tuple(
-            View(method, fitted(each.heatmap), _note(each.found), about if each.found.of_class else "", each.judged)
+            View(
+                method,
+                fitted(each.heatmap, -1 if each.found.signed else 0),
+                each.note(balanced=self.question.balanced),
+                about if each.found.of_class else "",
+                each.judged,
+                each.found.signed,
+            )
             for method, each in explained.items()
         )
         gates = explained.get("gates")
@@ -236,22 +243,13 @@ def classes_of(
     return number, names if names is not None and len(names) == number else None
 
 
-def fit_heatmap(heatmap: Tensor, size: tuple[int, ...]) -> Heatmap:
-    """(h, w) to (H, W), still from 0 to 1."""
-    return _array(F.interpolate(heatmap[None, None].float(), tuple(size), mode="bilinear")[0, 0].clamp(0, 1))
+def fit_heatmap(heatmap: Tensor, size: tuple[int, ...], least: float = 0) -> Heatmap:
+    """(h, w) to (H, W), still from the least to 1."""
+    return _array(F.interpolate(heatmap[None, None].float(), tuple(size), mode="bilinear")[0, 0].clamp(least, 1))
 
 
 def _array(tensor: Tensor) -> Heatmap:
     return tensor.detach().float().cpu().numpy()
-
-
-def _note(explanation: Explanation) -> str:
-    layers = explanation.layers
-    if explanation.method == "gates" and explanation.raw[0].numel() == 1:
-        return "weighs channels, not places"
-    if explanation.method == "gates" and float(explanation.heatmap.max()) == 0:
-        return "the same at every place"
-    return f"{len(layers)} layers" if len(layers) > 1 else "".join(layers)
 
 
 def _relation(name: str, related: Affinities, number: int) -> Relation:
