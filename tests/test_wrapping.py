@@ -418,15 +418,15 @@ class Overflowing(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels, 1, 1))
 
     def forward(self, x):
-        grown = x * self.weight * torch.where(x > 1, torch.inf, 2.0)
-        return grown - torch.where(x > 2, torch.inf, 0.0)
+        grown = x * self.weight * torch.where(x > 10, torch.inf, 2.0)
+        return grown - torch.where(x > 20, torch.inf, 0.0)
 
 
 def test_a_gain_of_zero_is_stronger_than_an_overflow():
     network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1))
-    x = 3 * torch.randn(2, 3, 8, 8)
+    x = 30 * torch.randn(2, 3, 8, 8)
     before = network(x)
-    assert network[0](x).max() > 2
+    assert network[0](x).max() > 20
     visattn.attach(network, Overflowing, "0", example=x / 100)
     after = network(x)
     assert torch.equal(after, before)
