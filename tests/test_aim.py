@@ -227,11 +227,7 @@ def test_an_image_without_any_heatmap_is_left_out(elsewhere, capsys):
     manifest = json.loads((elsewhere / "out" / "manifest.json").read_text())
     assert len(manifest["images"]) == 4 - answers.count(answers[0])
     assert main([*command, "--target", "cat", "--versus", "cat", "--out", "none"]) == 2
-    assert (
-        capsys.readouterr()
-        .err.splitlines()[-1]
-        .endswith("gradcam: it would be compared with the class that it explains")
-    )
+    assert "gradcam: it would be compared with the class that it explains" in capsys.readouterr().err
     assert not (elsewhere / "none").exists()
 
 
