@@ -528,3 +528,27 @@ def test_a_network_without_weights():
     visattn.attach(model, "se", at="0", example=x)
     assert torch.equal(model(x), before)
     assert sum(parameter.numel() for parameter in model.parameters()) > 0
+
+
+class Sized(nn.Module):
+    """A block that notes the sizes of maps with numbers, and may take only one of them."""
+
+    def __init__(self, channels, seen, only=None):
+        super().__init__()
+        self.seen, self.only = seen, only
+        self.weight = nn.Parameter(torch.ones(channels, 1, 1))
+
+    def forward(self, x):
+        if self.only not in (None, x.shape[-1]):
+            raise RuntimeError(f"only {self.only} pixels")
+        if not x.is_meta:
+            self.seen.append(x.shape[-1])
+        return 2 * self.weight * x
+
+
+@pytest.mark.parametrize(("only", "expected"), [(None, [32]), (224, [224])])
+def test_a_block_is_tried_on_a_small_map_first(only, expected):
+    seen = []
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
+    visattn.attach(network, lambda channels: Sized(channels, seen, only), "0")
+    assert seen == expected

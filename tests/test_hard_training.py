@@ -149,7 +149,7 @@ BAD = {
 def test_bad_settings_end_in_one_line(what, capsys, monkeypatch):
     arguments, message = BAD[what]
     monkeypatch.setattr("torchvision.datasets.MNIST", _offline)
-    assert main([*STEPS, *arguments]) == 1
+    assert main([*STEPS, *arguments]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1

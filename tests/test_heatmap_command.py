@@ -706,3 +706,30 @@ def test_a_foreign_folder_is_left_alone(heatmap, tmp_path):
     assert "did not write ('index.html')" in errors[0]
     assert [path.name for path in (tmp_path / "site").iterdir()] == ["index.html"]
     assert (tmp_path / "site" / "index.html").read_text() == "mine"
+
+
+def test_heatmaps_of_an_earlier_run_are_removed_and_nothing_else(heatmap, tmp_path):
+    write(tmp_path / "a.png")
+    write(tmp_path / "b.png")
+    code, before, _ = heatmap("--image", "a.png", "b.png", "--method", "rollout,center")
+    assert code == 0
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "out" / "c_rollout.png").write_text("mine")
+    listed = {name for image in before["images"] for name in image["files"]}
+    assert "b_center.npy" in listed
+    code, after, _ = heatmap("--image", "a.png", "--method", "rollout")
+    assert code == 0
+    kept = {name for image in after["images"] for name in image["files"]}
+    there = {path.name for path in (tmp_path / "out").iterdir()}
+    assert there == kept | {"notes.txt", "c_rollout.png", "comparison.png", "index.html", "manifest.json"}
+
+
+@pytest.mark.parametrize("files", [["../a.png", "/a.png", "..", ".", "", "x\0y", 5, None], "a.png", None, [["a.png"]]])
+def test_a_manifest_removes_nothing_elsewhere(heatmap, tmp_path, files):
+    write(tmp_path / "a.png")
+    assert heatmap("--image", "a.png", "--method", "center")[0] == 0
+    manifest = tmp_path / "out" / "manifest.json"
+    said = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**said, "images": [{"files": files}, 3], "sheets": files, "page": files}))
+    assert heatmap("--image", "a.png", "--method", "center")[0] == 0
+    assert (tmp_path / "a.png").is_file()

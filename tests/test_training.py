@@ -148,7 +148,7 @@ def test_resume_takes_the_newest_run_that_has_begun_and_no_other(elsewhere):
 def test_a_resume_that_cannot_work_leaves_the_run_alone(finished, elsewhere, capsys, arguments, message):
     shutil.copytree(finished, elsewhere / "runs" / "done")
     before = (elsewhere / "runs" / "done" / "config.yaml").read_text()
-    assert main(["--resume", "runs/done", *arguments]) == 1
+    assert main(["--resume", "runs/done", *arguments]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert message in line
     assert (elsewhere / "runs" / "done" / "config.yaml").read_text() == before
@@ -278,7 +278,7 @@ def test_wrong_settings_end_in_one_line_that_helps(capsys, what):
     import re
 
     arguments, message = BAD_SETTINGS[what]
-    said = run(*arguments, code=1, capsys=capsys)
+    said = run(*arguments, code=2, capsys=capsys)
     lines = said.err.strip().splitlines()
     assert len(lines) == 1, said.err
     assert lines[0].startswith("train.py: ")
@@ -328,7 +328,7 @@ def test_a_bad_image_is_named_and_ends_the_run(photographs, capsys, kind):
     damage, message = DAMAGE[kind]
     file = photographs / "train" / "cat" / "007.jpg"
     file.write_bytes(damage(file.read_bytes()))
-    said = run(*FOLDER, code=1, capsys=capsys)
+    said = run(*FOLDER, code=2, capsys=capsys)
     (line,) = said.err.strip().splitlines()
     assert "photographs/train/cat/007.jpg: " in line
     assert message in line
@@ -365,7 +365,7 @@ def test_a_malicious_checkpoint_is_refused_and_does_not_run(elsewhere, capsys):
     state = torch.load(file, weights_only=True)
     for evil in ({**state, "loops": Evil()}, Evil()):
         torch.save(evil, file)
-        said = run("--resume", "runs/mine", code=1, capsys=capsys)
+        said = run("--resume", "runs/mine", code=2, capsys=capsys)
         assert "refused to load" in said.err
         assert "could run code" in said.err
         assert not (elsewhere / "executed").exists()
@@ -382,7 +382,7 @@ def test_a_damaged_checkpoint_is_explained(elsewhere, capsys):
     file = elsewhere / "runs" / "mine" / "checkpoints" / "last.ckpt"
     for data in (file.read_bytes()[:1000], b"", b"hello"):
         file.write_bytes(data)
-        said = run("--resume", "runs/mine", code=1, capsys=capsys)
+        said = run("--resume", "runs/mine", code=2, capsys=capsys)
         assert len(said.err.strip().splitlines()) == 1
         assert "runs/mine/checkpoints/last.ckpt" in said.err
 
@@ -463,7 +463,7 @@ def test_a_thread_that_cannot_write_says_so_once(tmp_path):
 
 def test_pretrained_weights_without_a_network_are_explained(capsys, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    said = run("--pretrained", code=1, capsys=capsys)
+    said = run("--pretrained", code=2, capsys=capsys)
     assert "the pretrained weights of 'test_resnet' could not be loaded" in said.err
     assert len(said.err.strip().splitlines()) == 1
 

@@ -144,13 +144,15 @@ def examine(
                 found = examiner.examine([Path(name).name for name, _ in batch], [pixels for _, pixels in batch])
             except torch.OutOfMemoryError as error:
                 raise ValueError("the device is out of memory: lower the batch size") from error
-            count += len(found)
-            if folder is None:
-                findings += found
-            else:
-                for (name, _), finding in zip(batch, found, strict=True):
+            for (name, _), finding in zip(batch, found, strict=True):
+                if finding is None:
+                    continue
+                count += 1
+                if folder is None:
+                    findings.append(finding)
+                else:
                     folder.add(name, finding)
-    for what, why in examiner.failures.items():
+    for what, why in examiner.failures():
         leave_out(what, why)
     if folder is None or not count:
         return Examination(tuple(findings), count, tuple(left_out))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from visattn.data.decode import BadImage, from_pillow, read_image
-from visattn.data.files import EXTENSIONS, search
+from visattn.data.files import EXTENSIONS, identity, search
 
 InMemory: TypeAlias = Image.Image | NDArray[np.uint8]  # (H, W, 3) or (H, W)
 
@@ -34,12 +34,12 @@ def find_images(given: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str
             if not found.images and not found.problems:
                 missing.append((each, f"no images in this folder ({', '.join(sorted(EXTENSIONS))})"))
             missing += found.problems.items()
-            for real, path in found.images.items():
-                images.setdefault(real, path)
+            for one, path in found.images.items():
+                images.setdefault(one, path)
         elif not os.path.exists(each):
             missing.append((each, "no such file or folder"))
         else:
-            images.setdefault(os.path.realpath(each), each)
+            images.setdefault(identity(os.path.realpath(each), os.stat(each)), each)
     return list(map(Path, images.values())), missing
 
 

@@ -52,6 +52,8 @@ def load_pictures(
         number: of images, at most; of more, some are chosen evenly.
         leave_out: told of what cannot be used, and why.
     """
+    if masks is not None and not isinstance(masks, Tensor | str | PathLike):
+        raise TypeError(f"masks are a folder, or a tensor (B, H, W) for images in a tensor, got {type(masks).__name__}")
     if isinstance(data, Tensor):
         return _tensors(data, masks, number)
     if isinstance(masks, Tensor):
