@@ -72,7 +72,7 @@ CASES = [
     Call("one class only", lambda: evaluate(number=1), "scores need a classifier with two classes or more"),
     Call("no classes to score", lambda: evaluate(number=0), "scores need a classifier with two classes or more"),
     Call("no such data", lambda: visattn.evaluate(timm.create_model("test_resnet"), "nowhere"), "there are no images"),
-    Call("a model by number", lambda: visattn.evaluate(3), "the model is a network, or the folder", TypeError),
+    Call("a model by number", lambda: visattn.evaluate(3), "the model must be a network, a run folder", TypeError),
     Call("a share of nothing", lambda: one_picture(share=0), "share is a number above 0 and at most 1, got 0"),
     Command(f"{START} --metrics nothing", "unknown metric 'nothing'"),
     Command(f"{START} --methods rollout --data photos", "none of the methods fits the model"),
