@@ -47,6 +47,15 @@ def test_the_same_as_explain(model):
     np.testing.assert_array_equal(finding.heatmaps["chefer"], expected)
 
 
+def test_balanced_and_signed_as_explain(model):
+    x = own_preparation(model).batch([pixels()])
+    (finding,) = visattn.examine(model, pixels(), ["attcat", "rollout"], target=1, balanced=True, signed=True).findings
+    expected = visattn.explain(model, x, "attcat", 1, balanced=True, signed=True).heatmap[0].numpy()
+    np.testing.assert_array_equal(finding.heatmaps["attcat"], expected)
+    assert [view.signed for view in finding.subject.views] == [True, False]
+    assert finding.subject.views[0].heatmap.min() < 0
+
+
 def test_the_same_as_the_command(model, elsewhere, capsys):
     visattn.save_model(model, "model", classes=["cat", "dog"])
     for number in range(3):

@@ -67,6 +67,7 @@ def test_every_method_gives_heatmaps_or_a_reason(method, kind):
 def test_which_methods_fit():
     assert set(METHODS) == {
         *("attention", "rollout", "grad_rollout", "chefer", "legrad", "gates", "glimpses"),
+        *("attcat", "tokentm", "attention_flow"),
         *("gradcam", "gradcam++", "hirescam", "xgradcam", "layercam", "eigencam", "scorecam", "ablationcam"),
         *("random", "center", "input_gradient", "edge", "input_x_gradient", "fullgrad"),
         *("integrated_gradients", "smoothgrad", "occlusion", "rise"),

@@ -41,7 +41,7 @@ def test_fullgrad_equals_the_oracle():
 
 def test_maps_of_other_resolutions_keep_their_sums():
     coarse, fine = torch.rand(2, 3, 3), torch.rand(2, 12, 12)
-    total = ours._added_up([coarse, fine])
+    total = ours.added_up([coarse, fine])
     assert total.shape == fine.shape
     torch.testing.assert_close(total.sum((1, 2)), coarse.sum((1, 2)) + fine.sum((1, 2)), rtol=0.02, atol=0)
 
@@ -55,7 +55,8 @@ def test_image_times_gradient():
 
 
 def test_every_method_on_gradients_may_be_balanced():
-    by_gradients = {"input_gradient", "input_x_gradient", "chefer", "grad_rollout", "legrad", *cam.BY_GRADIENTS}
+    by_gradients = {"input_gradient", "input_x_gradient", "chefer", "grad_rollout", "legrad", "attcat"}
+    by_gradients |= {"tokentm", *cam.BY_GRADIENTS}
     assert by_gradients <= {*BALANCED}
 
 

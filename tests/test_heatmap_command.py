@@ -123,6 +123,30 @@ def test_heatmaps_are_those_of_the_library(heatmap, tmp_path, weights):
     assert entry["predicted_probability"] == pytest.approx(probabilities.max().item(), rel=1e-4)
 
 
+def test_balanced_gradients_and_signs(heatmap, tmp_path, weights):
+    write(tmp_path / "a.png")
+    methods = {"attcat": {"balanced": True, "signed": True}, "fullgrad": {"signed": True}, "chefer": {"balanced": True}}
+    code, manifest, errors = heatmap(
+        "--image", "a.png", "--method", "attcat,fullgrad,chefer,rollout", "--target", "281", "--balanced", "--signed"
+    )
+    assert (code, errors) == (0, [])  # nothing is said of methods without the one or the other
+    model = timm.create_model("test_vit")
+    model.load_state_dict(load_file(weights("test_vit")))
+    (x,) = Preparation.of(model).batch([photo()])
+    (shown,) = embedded(tmp_path / "out" / "index.html")["subjects"]
+    for method, options in {**methods, "rollout": {}}.items():
+        stored = np.load(tmp_path / "out" / f"a_{method}.npy")
+        expected = visattn.explain(model, x, method, 281, **options)
+        np.testing.assert_allclose(stored, expected.heatmap[0], atol=1e-4)
+        assert (stored.min() < 0) == ("signed" in options)
+        said = {name: value for name, value in manifest["methods"][method].items() if name in ("balanced", "signed")}
+        assert said == options
+        assert shown["views"][method]["signed"] == ("signed" in options)
+        assert ("balanced" in shown["views"][method]["note"]) == ("balanced" in options)
+        picture = pixels(tmp_path / "out" / f"a_{method}.png")
+        assert (picture[..., 2].max() > 200) == ("signed" in options)  # blue is against
+
+
 def test_everything_is_shown_of_what_is_squashed():
     squashed = Preparation((3, 80, 80), (0.5,) * 3, (0.5,) * 3, crop_mode="squash")
     assert squashed.box(300, 100) == (0, 0, 300, 100)

@@ -3,12 +3,14 @@ import io
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib import colormaps
 from PIL import Image
 
+from visattn import report
 from visattn.report.page import pooled, write_page
 from visattn.report.scores import ScoredImage, ScoreRow, write_scores_page
 from visattn.report.views import Relation, Subject, View
@@ -241,6 +243,38 @@ def test_colour_maps(visit, name):
     page.select_option("#map", name)
     np.testing.assert_allclose(pixels(page)[0, -1], colour(name, 255), atol=1)
     assert "rgb({}, {}, {})".format(*colour(name, 0).astype(int)) in page.locator("#bar").get_attribute("style")
+
+
+def test_a_heatmap_with_a_sign_has_its_own_colours_and_legend(visit):
+    both = np.zeros((60, 90), np.float32)
+    both[:30, :30], both[30:, 60:] = 1, -1
+    views = (View("signed", both, signed=True), View("plain", block(60, 90, slice(0, 15), slice(60, 90))))
+    page = visit([Subject("a.png", photo(60, 90), "tabby", 0.71, views, (relation("early"),))])
+    page.locator("#opacity").fill("100")
+    shown = centres(page, 60, 90)
+    for place, value in (((5, 5), 255), ((50, 80), 0), ((5, 80), 128)):
+        np.testing.assert_allclose(shown[place], colour("coolwarm", value), atol=1)
+    assert [page.text_content(f"#{name}") for name in ("least", "most")] == ["speaks against", "speaks for"]
+    assert "rgb({}, {}, {})".format(*colour("coolwarm", 0).astype(int)) in page.locator("#bar").get_attribute("style")
+    assert page.locator("#map").is_disabled()
+    page.click('[data-method="plain"]')
+    assert [page.text_content(f"#{name}") for name in ("least", "most")] == ["smallest", "largest"]
+    assert "rgb({}, {}, {})".format(*colour("inferno", 0).astype(int)) in page.locator("#bar").get_attribute("style")
+    assert page.locator("#map").is_enabled()
+    page.click('[data-method="signed"]')
+    click_patch(page, 1, 1)  # what a patch attends to has no sign
+    assert [page.text_content(f"#{name}") for name in ("least", "most")] == ["0", "largest"]
+    assert page.locator("#map").is_enabled()
+
+
+def test_both_pages_share_one_head(tmp_path):
+    write_page(tmp_path / "page.html", subjects(), "a")
+    write_scores_page(tmp_path / "scores.html", "a", "", {}, [])
+    head = Path(report.__file__).with_name("head.html").read_text(encoding="utf-8")
+    assert "Content-Security-Policy" in head
+    for name in ("page.html", "scores.html"):
+        assert head in (tmp_path / name).read_text(encoding="utf-8")
+        assert "--ground:" not in Path(report.__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def test_patches(visit):

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from matplotlib import colormaps
 from PIL import Image
 
 from visattn.report.curves import draw_confusion, read_confusion
@@ -123,6 +124,20 @@ def test_missing_method_leaves_its_cell_empty(tmp_path):
 
 def row_tops(path):
     return np.nonzero(np.diff(blue(read(path)).any(1).astype(int)) == 1)[0]
+
+
+def test_heatmaps_with_a_sign_have_their_own_colours_and_bar(tmp_path):
+    shape = (100, 100)
+    both = spot(shape) - np.flipud(spot(shape))
+    views = (View("plain", spot(shape)), View("signed", both, signed=True))
+    (path,) = draw_comparison(tmp_path / "both.png", [Subject("a", picture(shape), "b", 0.5, views)], "title")
+    (plain,) = draw_comparison(tmp_path / "plain.png", [subject("a", shape, ("plain", "signed"))], "title")
+    assert read(path).shape[1] == pytest.approx(read(plain).shape[1] + 0.9 * DPI, abs=2)  # a second bar
+    bar = read(path)[:, -int(0.9 * DPI) :].reshape(-1, 3)
+    for end in (0, 255):
+        assert (np.abs(bar - 255 * np.array(colormaps["coolwarm"](end)[:3])).max(-1) < 3).any()
+    with pytest.raises(ValueError, match="not within -1 to 1"):
+        View("cam", 2 * both, signed=True)
 
 
 def test_masks_are_outlined(tmp_path):

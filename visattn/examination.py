@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -66,6 +66,8 @@ def examine(
     layers: str | Sequence[str | int] | None = None,
     heads: str | Sequence[int] | None = None,
     score: bool = False,
+    balanced: bool = False,
+    signed: bool = False,
     classes: Sequence[str] | None = None,
     preparation: Preparation | None = None,
     batch_size: int = 8,
@@ -86,6 +88,8 @@ def examine(
         layers: also show single attention heads of these layers (names or indices, or ``"all"``).
         heads: also show these single attention heads (indices, or ``"all"``).
         score: also check every heatmap against the model, and say in a sentence what was found.
+        balanced: take gradients from a balanced backward pass, for methods that have the choice.
+        signed: keep what speaks against the class, as negative numbers and in blue, for methods that know it.
         classes: class names in order; known for runs and for ImageNet.
         preparation: preprocessing; by default that of the model card or of timm's configuration.
         batch_size: images per batch.
@@ -123,7 +127,11 @@ def examine(
             None if each is None else int(each[0])
             for each in (resolve(wanted, 1, number, names) for wanted in (target, versus))
         )
-        question = _question(trained, prepared, wanted, layers, heads, len(pictures), leave_out)
+        question = replace(
+            _question(trained, prepared, wanted, layers, heads, len(pictures), leave_out),
+            balanced=balanced,
+            signed=signed,
+        )
         if score and number < 2:
             raise ValueError(f"{trained.name} has no classes, so that its heatmaps cannot be scored")
         judge = partial(_judged, trained.model) if score else None
@@ -146,7 +154,7 @@ def examine(
         leave_out(what, why)
     if folder is None or not count:
         return Examination(tuple(findings), count, tuple(left_out))
-    page = folder.finish(trained.name, _facts(trained, prepared, folder, left_out))
+    page = folder.finish(trained.name, _facts(trained, prepared, folder, question, left_out))
     return Examination(tuple(folder.findings), count, tuple(left_out), page)
 
 
@@ -201,7 +209,11 @@ def _question(
 
 
 def _facts(
-    trained: Trained, preparation: Preparation, folder: HeatmapFolder, left_out: Sequence[tuple[str, str]]
+    trained: Trained,
+    preparation: Preparation,
+    folder: HeatmapFolder,
+    question: Question,
+    left_out: Sequence[tuple[str, str]],
 ) -> dict[str, Any]:
     """Entries of the manifest besides the images."""
     import visattn
@@ -210,7 +222,13 @@ def _facts(
         "weights": trained.weights,
         "input": asdict(preparation),
         "methods": {
-            method: {"of_class": METHODS[method].of_class, "layers": layers} for method, layers in folder.layers.items()
+            method: {
+                "of_class": METHODS[method].of_class,
+                "layers": layers,
+                **({"signed": True} if question.signed and METHODS[method].signed else {}),
+                **METHODS[method].balanced(question.balanced),
+            }
+            for method, layers in folder.layers.items()
         },
         "left_out": [{"what": what, "why": why} for what, why in left_out],
         "versions": {"visattn": visattn.__version__, "torch": torch.__version__},

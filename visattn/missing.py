@@ -14,6 +14,7 @@ PACKAGES = {
     "matplotlib": "matplotlib",
     "pytorch_grad_cam": "grad-cam",
     "rich": "rich",
+    "scipy": "scipy",
     "sklearn": "scikit-learn",
     "tensorboard": "tensorboard",
     "torchmetrics": "torchmetrics",

@@ -44,6 +44,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--metrics", metavar="A,B", default="faithfulness,localisation,cost", help="scores, kinds of scores, or all"
     )
+    parser.add_argument(
+        "--balanced", action="store_true", help="balanced gradients, for the methods that have the choice"
+    )
     parser.add_argument("--number", metavar="N", type=int, default=64, help="images, at most [64]")
     parser.add_argument("--fill", metavar="NAME", default="blur", help="blur, mean, black, neighbours or linear [blur]")
     parser.add_argument("--steps", metavar="N", type=int, default=10, help="of a curve [10]")
@@ -80,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             number=arguments.number,
             fill=arguments.fill,
             steps=arguments.steps,
+            balanced=arguments.balanced,
             preparation=preparation,
             batch_size=arguments.batch_size,
             seed=arguments.seed,

@@ -58,6 +58,12 @@ def add_command(commands: Any) -> None:
         "--layers", metavar="L,M", help="add a grid of single heads for these layers: names, indices, or all"
     )
     parser.add_argument("--heads", metavar="H,I", help="heads in that grid: indices, or all")
+    parser.add_argument(
+        "--balanced", action="store_true", help="balanced gradients, for the methods that have the choice"
+    )
+    parser.add_argument(
+        "--signed", action="store_true", help="show what speaks against the class, too, in blue, if a method knows it"
+    )
     parser.add_argument("--score", action="store_true", help="say below each heatmap whether it is true")
     parser.set_defaults(run=run)
 
@@ -91,6 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
             layers=layers,
             heads=heads,
             score=arguments.score,
+            balanced=arguments.balanced,
+            signed=arguments.signed,
             preparation=preparation,
             batch_size=arguments.batch_size,
             note=left_out.add,

@@ -4,7 +4,7 @@ from visattn.heatmaps.capture import Maps, capture
 from visattn.heatmaps.explaining import attention_heads, explain, list_methods, relate
 from visattn.heatmaps.explanation import Explanation
 from visattn.heatmaps.methods import METHODS, register_method
-from visattn.heatmaps.methods.cam import grad_cam, look_at
+from visattn.heatmaps.methods.cam import look_at
 from visattn.heatmaps.methods.glimpses import HasFixations, on_mask
 from visattn.heatmaps.request import MethodResult, Request
 from visattn.heatmaps.watch.passes import MissedAttention
@@ -20,7 +20,6 @@ __all__ = [
     "attention_heads",
     "capture",
     "explain",
-    "grad_cam",
     "list_methods",
     "look_at",
     "on_mask",

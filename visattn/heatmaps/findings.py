@@ -17,6 +17,7 @@ from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.explaining import attention_heads, explain, relate
 from visattn.heatmaps.explanation import Explanation
 from visattn.heatmaps.inputs import as_batch, refusals_explained
+from visattn.heatmaps.methods import METHODS
 from visattn.heatmaps.targets import class_names, number_of_classes
 from visattn.listing import evenly
 from visattn.modules import evaluating
@@ -37,6 +38,8 @@ class Question:
         heads: the attention of single heads is wanted,
         head_layers, head_numbers: of these layers and heads; all if None.
         patches: what every patch attends to is wanted.
+        balanced: gradients are balanced, for methods that have the choice.
+        signed: what speaks against the class is kept, for methods that know it.
     """
 
     methods: tuple[str, ...]
@@ -44,6 +47,8 @@ class Question:
     head_layers: Sequence[str | int] | None = None
     head_numbers: Sequence[int] | None = None
     patches: bool = False
+    balanced: bool = False
+    signed: bool = False
 
 
 class Examiner:
@@ -121,6 +126,8 @@ class Examiner:
                     versus=self.versus,
                     classes=self.classes,
                     frames=method == "rollout",
+                    signed=question.signed and METHODS[method].signed,
+                    **METHODS[method].balanced(question.balanced),
                 )
             except ValueError as error:
                 self.failures[method] = str(error)
@@ -155,8 +162,8 @@ class Examiner:
         related: Mapping[str, Affinities],
         judged: Mapping[str, str],
     ) -> Finding:
-        def fitted(heatmap: Tensor) -> Heatmap:
-            return fit_heatmap(heatmap[number], picture.shape[:2])
+        def fitted(heatmap: Tensor, least: float = 0) -> Heatmap:
+            return fit_heatmap(heatmap[number], picture.shape[:2], least)
 
         said = self._said(probabilities)
         if judged:
@@ -165,7 +172,14 @@ class Examiner:
         if self.versus is not None:
             about = f"{about} rather than {self._label(self.versus)}"
         views = tuple(
-            View(method, fitted(each.heatmap), _note(each), about if each.of_class else "", judged.get(method, ""))
+            View(
+                method,
+                fitted(each.heatmap, -1 if each.signed else 0),
+                self._note(each),
+                about if each.of_class else "",
+                judged.get(method, ""),
+                each.signed,
+            )
             for method, each in explained.items()
         )
         channels = explained["gates"].extra.get("channels", {}) if "gates" in explained else {}
@@ -190,6 +204,11 @@ class Examiner:
             {key: fitted(each) for key, each in heads.items()},
         )
 
+    def _note(self, explanation: Explanation) -> str:
+        """A remark of a few words about where a heatmap comes from."""
+        balanced = METHODS[explanation.method].balanced(self.question.balanced)
+        return ", ".join(filter(None, (_note(explanation), "balanced" if balanced else "")))
+
     def _fixations(self, number: int, picture: NDArray[np.uint8], found: Explanation | None) -> Fixations | None:
         if found is None:
             return None
@@ -209,9 +228,9 @@ def classes_of(
     return number, names if names is not None and len(names) == number else None
 
 
-def fit_heatmap(heatmap: Tensor, size: tuple[int, ...]) -> Heatmap:
-    """(h, w) to (H, W), still from 0 to 1."""
-    return _array(F.interpolate(heatmap[None, None].float(), tuple(size), mode="bilinear")[0, 0].clamp(0, 1))
+def fit_heatmap(heatmap: Tensor, size: tuple[int, ...], least: float = 0) -> Heatmap:
+    """(h, w) to (H, W), still from the least to 1."""
+    return _array(F.interpolate(heatmap[None, None].float(), tuple(size), mode="bilinear")[0, 0].clamp(least, 1))
 
 
 def _array(tensor: Tensor) -> Heatmap:

@@ -80,6 +80,11 @@ class Propagation:
         self.open = layer.queries, own
         self.latest = layer.queries.grid or self.latest
 
+    def scale(self, factors: Tensor) -> None:
+        """Multiply the rows of the last queries, each by its own factor (B, windows, N), in place."""
+        assert self.open is not None
+        self.open[1].mul_(factors[..., None])
+
     def readout(self) -> Tensor:
         """What the output is made of: (B, height, width) over the patches that are the sources."""
         self._file()

@@ -84,18 +84,24 @@ def show_heatmap(
     heatmap: NDArray[np.float32],
     title: str = "",
     mask: NDArray[Any] | None = None,
+    *,
+    signed: bool = False,
 ) -> None:
     """Show a heatmap over its image, with the outline of a mask; an empty one is labelled as such."""
-    show(axes, overlay(image, heatmap), title)
-    if heatmap.max() == 0:
+    show(axes, overlay(image, heatmap, signed=signed), title)
+    if not heatmap.any():
         axes.text(0.5, 0.03, "nothing found", transform=axes.transAxes, ha="center", fontsize=8, color="white")
     if mask is not None and mask.min() < 0.5 < mask.max():
         axes.contour(mask, levels=[0.5], colors="white", linewidths=0.8)
 
 
-def colour_bar(figure: Figure, label: str, **place: Any) -> None:
+def colour_bar(figure: Figure, label: str, *, signed: bool = False, **place: Any) -> None:
     """Draw the colour bar of a heatmap; `place` is as in ``Figure.colorbar``."""
-    bar = figure.colorbar(cm.ScalarMappable(Normalize(0, 1), MAP), ticks=[0, 0.5, 1], **place)
+    if signed:
+        bar = figure.colorbar(cm.ScalarMappable(Normalize(-1, 1), SIGNED_MAP), ticks=[-1, 0, 1], **place)
+        bar.set_ticklabels(["against", "0", "for"])
+    else:
+        bar = figure.colorbar(cm.ScalarMappable(Normalize(0, 1), MAP), ticks=[0, 0.5, 1], **place)
     bar.set_label(label, fontsize=8, color=GREY)
     bar.ax.tick_params(labelsize=8, colors=GREY)
 

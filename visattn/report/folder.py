@@ -108,7 +108,7 @@ def write_finding(folder: Path, stem: str, finding: Finding) -> list[str]:
     files = {kind: folder / f"{stem}_{kind}.png" for kind in (*finding.heatmaps, *KINDS)}
     written = []
     for view in subject.views:
-        save_pixels(overlay(subject.image, view.heatmap), files[view.method])
+        save_pixels(overlay(subject.image, view.heatmap, signed=view.signed), files[view.method])
         array = files[view.method].with_suffix(".npy")
         content = io.BytesIO()  # into a file, np.save does not say why it fails
         np.save(content, finding.heatmaps[view.method])

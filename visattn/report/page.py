@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from visattn.files import replacing, to_json
-from visattn.report.figures import shrunk
+from visattn.report.figures import SIGNED_MAP, shrunk
 from visattn.report.views import Relation, Subject, methods_of
 
 MAPS = ("inferno", "viridis", "magma", "cividis")  # perceptually uniform
@@ -22,7 +22,7 @@ PHOTO, HEATMAP = 1280, 512  # pixels of the longer side, at most
 LOSSLESS = 50_000  # base64 characters up to which a PNG is used even if a JPEG is smaller
 WEIGHTS = 1_000_000  # per layer, at most
 
-_TEMPLATE = Path(__file__).with_name("page.html")
+_TEMPLATE, _HEAD = (Path(__file__).with_name(name) for name in ("page.html", "head.html"))
 
 
 def write_page(path: Path, subjects: Sequence[Subject], title: str) -> None:
@@ -36,16 +36,18 @@ def write_page(path: Path, subjects: Sequence[Subject], title: str) -> None:
     data = {
         "title": title,
         "methods": methods_of(subjects),
-        "maps": {name: _text((255 * colormaps[name](range(256))[:, :3]).round()) for name in MAPS},
+        "maps": {name: _colours(name) for name in MAPS},
+        "signed": _colours(SIGNED_MAP),
         "subjects": [_subject(subject) for subject in subjects],
     }
     write_filled(path, _TEMPLATE, data)
 
 
 def write_filled(path: Path, template: Path, data: Any) -> None:
-    """Write a page with its data inside."""
+    """Write a page with its data inside, and the head that all pages share."""
+    page, head = (each.read_text(encoding="utf-8") for each in (template, _HEAD))
     # Only "<" could end or change a script element, so it is escaped; json escapes everything else.
-    page = template.read_text(encoding="utf-8").replace("{{ data }}", to_json(data).replace("<", r"\u003c"))
+    page = page.replace("{{ head }}", head).replace("{{ data }}", to_json(data).replace("<", r"\u003c"))
     with replacing(path) as partial:
         partial.write_text(page, encoding="utf-8")
 
@@ -56,8 +58,9 @@ def _subject(subject: Subject) -> dict[str, Any]:
             "target": view.target,
             "note": view.note,
             "score": view.score,
-            "empty": bool(view.heatmap.max() == 0),
-            "heatmap": embedded_picture((255 * shrunk(view.heatmap, HEATMAP)).round().astype(np.uint8), "png"),
+            "empty": not view.heatmap.any(),
+            "signed": view.signed,
+            "heatmap": embedded_picture(_grey(shrunk(view.heatmap, HEATMAP), view.signed), "png"),
         }
         for view in subject.views
     }
@@ -112,6 +115,16 @@ def _means(count: int, cells: int) -> NDArray[np.float32]:
     edges = np.arange(cells + 1)[:, None] * count / cells
     covered = np.clip(edges - np.arange(count), 0, 1)  # fraction of each patch before each edge
     return (np.diff(covered, axis=0) * cells / count).astype(np.float32)
+
+
+def _grey(heatmap: NDArray[np.float32], signed: bool) -> NDArray[np.uint8]:
+    """From 0 to 255; the zero of a signed heatmap is in the middle."""
+    return (255 * ((heatmap + 1) / 2 if signed else heatmap)).round().astype(np.uint8)
+
+
+def _colours(name: str) -> str:
+    """The 256 colours of a map."""
+    return _text((255 * colormaps[name](range(256))[:, :3]).round())
 
 
 def _text(numbers: NDArray[Any]) -> str:

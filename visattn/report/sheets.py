@@ -44,9 +44,10 @@ class Sheet:
         place = (x / self.width, 1 - y / self.height)
         self.figure.text(*place, text, fontsize=size, color=colour, ha=align, va="center")
 
-    def bar(self, x: float, y: float, height: float) -> None:
+    def bar(self, x: float, y: float, height: float, *, signed: bool = False) -> None:
         """Add the colour bar."""
-        colour_bar(self.figure, "smallest = 0, largest = 1", cax=self.axes(x, y, 0.13, height))
+        label = "speaks against / for" if signed else "smallest = 0, largest = 1"
+        colour_bar(self.figure, label, signed=signed, cax=self.axes(x, y, 0.13, height))
 
     def save(self, path: Path) -> None:
         """Write the PNG."""
@@ -102,11 +103,13 @@ def _comparison(
     content = sum(LABEL + height + LABEL * lines + GAP for (_, height), lines in zip(sizes, captions, strict=True))
     columns = 1 + len(methods)
     top = TITLE + LABEL
-    sheet = Sheet(EDGE + columns * (cell + GAP) + BAR, top + content + EDGE, title)
+    bars = sorted({view.signed for subject in subjects for view in subject.views}) or [False]
+    sheet = Sheet(EDGE + columns * (cell + GAP) + BAR * len(bars), top + content + EDGE, title)
     lefts = [EDGE + column * (cell + GAP) for column in range(columns)]
     for left, heading in zip(lefts, ["image", *methods], strict=True):
         sheet.text(left + cell / 2, TITLE + LABEL / 2, fit(heading, letters * 8 // 9), 9, align="center")
-    sheet.bar(lefts[-1] + cell + GAP, top + LABEL, min(sizes[0][1], tallest))
+    for number, signed in enumerate(bars):
+        sheet.bar(lefts[-1] + cell + GAP + BAR * number, top + LABEL, min(sizes[0][1], tallest), signed=signed)
 
     for subject, mask, (width, height), lines in zip(subjects, masks, sizes, captions, strict=True):
         half = int(sheet.width / LETTER / 2 * 8 / 9) - 4
@@ -128,7 +131,7 @@ def _comparison(
                 )
                 continue
             view = views[method]
-            show_heatmap(axes, image, shrunk(view.heatmap, pixels), mask=outline)
+            show_heatmap(axes, image, shrunk(view.heatmap, pixels), mask=outline, signed=view.signed)
             for line, caption in enumerate(_captions(view, letters)):
                 sheet.text(left + cell / 2, top + height + LABEL * (line + 0.5), caption, colour=GREY, align="center")
         top += height + LABEL * lines + GAP

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 ON_SHEETS = 96  # images on the comparison sheets and the page
 
-Heatmap: TypeAlias = NDArray[np.float32]  # (H, W) in [0, 1]
+Heatmap: TypeAlias = NDArray[np.float32]  # (H, W) in [0, 1], or in [-1, 1] if it has a sign
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,12 @@ class View:
 
     Args:
         method: its name.
-        heatmap: (H, W) in [0, 1], as large as the image; all zero when the method found nothing.
+        heatmap: (H, W) in [0, 1], or in [-1, 1] if it is signed, as large as the image; all zero when the method found
+            nothing.
         note: a remark of a few words.
         target: what the heatmap explains, such as "tabby 71%"; empty when the method ignores classes.
         score: what the model says when parts of the image are removed, in a sentence.
+        signed: whether negative numbers say what speaks against the target.
     """
 
     method: str
@@ -31,11 +33,13 @@ class View:
     note: str = ""
     target: str = ""
     score: str = ""
+    signed: bool = False
 
     def __post_init__(self) -> None:
-        if not (self.heatmap.min() >= 0 and self.heatmap.max() <= 1):
+        least = -1 if self.signed else 0
+        if not (self.heatmap.min() >= least and self.heatmap.max() <= 1):
             low, high = self.heatmap.min(), self.heatmap.max()
-            raise ValueError(f"the heatmap of {self.method!r} ranges from {low:g} to {high:g}, not within 0 to 1")
+            raise ValueError(f"the heatmap of {self.method!r} ranges from {low:g} to {high:g}, not within {least} to 1")
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,10 @@ class Method:
         parameters = inspect.signature(self.run).parameters.values()
         return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "method"]
 
+    def balanced(self, wanted: bool) -> dict[str, Any]:
+        """The option that asks for a balanced backward pass, if that is wanted and the method has the choice."""
+        return {"balanced": True} if wanted and "balanced" in self.options() else {}
+
     def check_options(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         """The options given to the method of this name, as plain numbers; one that it does not have raises."""
         known = self.options()
@@ -86,6 +90,13 @@ def seeded(seed: int) -> torch.Generator:
 
 
 METHODS: Registry[Method] = Registry("method")
+AUTO = "auto"  # whichever of them scored best for this kind of model
+
+
+def check_method(name: str) -> None:
+    """Raise if there is no method of this name."""
+    if name != AUTO:
+        METHODS[name]
 
 
 def register_method(

@@ -90,10 +90,10 @@ def fullgrad(request: Request) -> MethodResult:
     for x, gradient in zip(inputs.values(), gradients, strict=True):
         if gradient is not None:
             add(x.detach(), gradient)
-    return MethodResult(_added_up(maps), tuple(inputs))
+    return MethodResult(added_up(maps), tuple(inputs))
 
 
-def _added_up(maps: list[Tensor]) -> Tensor:
+def added_up(maps: list[Tensor]) -> Tensor:
     """The sum of maps at the finest resolution among them, to which each contributes what it adds up to itself."""
     rows, columns = max((each.shape[-2:] for each in maps), key=lambda each: each[0] * each[1])
     total = maps[0].new_zeros(len(maps[0]), rows, columns)

@@ -65,11 +65,11 @@ def _relevance(request: Request, *, normalised: bool, balanced: bool) -> MethodR
         gradients = torch.autograd.grad(request.score(), leaves, allow_unused=True)
     with full_precision(request.images.device):
         for (layer, call), gradient in zip(calls, gradients, strict=True):
-            state.add(layer, partial(_gains, layer, call, gradient))
+            state.add(layer, partial(gains, layer, call, gradient))
     return MethodResult(state.readout(), tuple(layer.name for layer, _ in calls))
 
 
-def _gains(layer: Layer, call: Call, gradient: Tensor | None) -> Iterator[Tensor]:
+def gains(layer: Layer, call: Call, gradient: Tensor | None) -> Iterator[Tensor]:
     """ReLU of the gradient times the weights, heads averaged, piece by piece."""
     for rows in row_slices(call.rows(), layer.keys.index.shape[1]):
         weights = layer.arrange(call.weights(rows))
