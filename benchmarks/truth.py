@@ -16,7 +16,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,22 @@ from torch import Tensor, nn
 import visattn
 from benchmarks.truth_table import write_table
 from visattn.data.images import find_images
+from visattn.data.preparation import Preparation
 from visattn.heatmaps import METHODS, list_methods
 from visattn.heatmaps.auto import kind_of
 from visattn.opening import open_model, own_preparation
+from visattn.scoring.engine import Engine
+from visattn.scoring.faithfulness import FAITHFULNESS
+from visattn.scoring.fills import black_of
+from visattn.scoring.localisation import LOCALISATION
+from visattn.scoring.mosaics import make_mosaics
 from visattn.scoring.pictures import load_pictures
-from visattn.scoring.result import BASELINES, Evaluation
+from visattn.scoring.ranking import Ranking
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "truth.json"
 RUNS = Path("runs") / "truth"
-IMAGES = 32
+IMAGES, STEPS = 32, 8
 FILLS = ("blur", "mean", "black")
 
 # How the small models are trained, all on the cluttered digits.
@@ -58,47 +64,49 @@ TRAINING = {
 }  # fmt: skip
 
 
-def ways(model: nn.Module, example: Tensor, *, slow: bool) -> dict[str, dict[str, Any]]:
+def ways(model: nn.Module, example: Tensor) -> dict[str, dict[str, Any]]:
     """Every method that fits, with what it may explain and with balanced gradients, by a name for the table."""
     found: dict[str, dict[str, Any]] = {}
     for name in list_methods(model, example):
         method = METHODS[name]
-        if name in BASELINES or (method.slow and not slow):
-            continue
         for of in ("logit", "log_probability") if method.of_class and not method.slow else ("logit",):
             for balanced in (False, True) if "balanced" in method.options() and not method.slow else (False,):
                 words = [name, *(["of log p"] if of != "logit" else []), *(["balanced"] if balanced else [])]
                 found[", ".join(words)] = {"method": name, "of": of} | ({"balanced": True} if balanced else {})
-    return found
+    return dict(sorted(found.items(), key=lambda each: METHODS[each[1]["method"]].slow))
 
 
-def scored(model: nn.Module, images: Tensor, masks: Tensor | None, preparation: Any, *, slow: bool) -> dict[str, Any]:
+def scored(model: nn.Module, images: Tensor, masks: Tensor | None, preparation: Preparation) -> dict[str, Any]:
     """What stands in the results about one model."""
-    asked = ways(model, images[:1], slow=slow)
-    where = ["gridpg", *([] if masks is None else ["pointing", "energy"])]
-
-    def evaluate(methods: Mapping[str, Mapping[str, Any]], metrics: list[str], fill: str) -> Evaluation:
-        return visattn.evaluate(
-            model, images, methods, metrics, masks=masks, number=len(images), fill=fill, preparation=preparation
-        )
-
-    by_fill = {fill: evaluate(asked, ["srg", *(where if fill == FILLS[0] else [])], fill) for fill in FILLS}
-    first = by_fill[FILLS[0]]
-    rows = []
-    for name in first.methods:
-        row: dict[str, Any] = {"name": name, **asked.get(name, {"method": name}), "slow": METHODS[method(name)].slow}
-        row |= {f"srg_{fill}": float(found.values["srg"][name].mean()) for fill, found in by_fill.items()}
-        row |= {metric: float(first.values[metric][name].mean()) for metric in where}
-        faithful = sum(row[f"srg_{fill}"] for fill in FILLS) / len(FILLS)
-        row["overall"] = (faithful + sum(row[metric] for metric in where) / len(where)) / 2
-        rows.append(row)
-    rows.sort(key=lambda row: -row["overall"])
-    return {"kind": kind_of(model, images[:1]), "images": len(images), "rows": rows, "left_out": list(first.left_out)}
-
-
-def method(name: str) -> str:
-    """The method in a name of the table."""
-    return name.split(",")[0]
+    engine = Engine(model, images, black=black_of(preparation), batch_size=32)
+    mosaics = make_mosaics(model, engine, most=len(images))
+    rows, left_out = [], []
+    for name, arguments in ways(model, images[:1]).items():
+        start = time.perf_counter()
+        try:
+            maps, mosaic_maps = (
+                torch.cat([visattn.explain(model, x, target=y, **arguments).raw for x, y in batches])
+                for batches in (
+                    zip(images.split(16), engine.target.split(16), strict=True),
+                    zip(mosaics.images.split(8), mosaics.target.split(8), strict=True),
+                )
+            )
+        except ValueError as error:
+            left_out.append((name, str(error)))
+            continue
+        ranking = Ranking(maps)
+        srg = {fill: float(FAITHFULNESS["srg"](engine, ranking, fill, STEPS).mean()) for fill in FILLS}
+        where = {"GridPG": float(mosaics.score(Ranking(mosaic_maps)).mean())}
+        if masks is not None:
+            where |= {each: float(LOCALISATION[each](ranking, masks).float().mean()) for each in ("pointing", "energy")}
+        overall = (sum(srg.values()) / len(srg) + sum(where.values()) / len(where)) / 2
+        slow = METHODS[arguments["method"]].slow
+        scores = {f"SRG {fill}": value for fill, value in srg.items()} | where
+        rows.append({"name": name, "slow": slow, "scores": scores, "overall": overall})
+        print(f"{name}: {overall:.3f} {scores} {time.perf_counter() - start:.0f} s", flush=True)
+    rows.sort(key=lambda row: -float(row["overall"]))
+    found = {"kind": kind_of(model, images[:1]), "images": len(images), "mosaics": len(mosaics.images)}
+    return {**found, "rows": rows, "left_out": left_out}
 
 
 def train(name: str) -> Path:
@@ -113,7 +121,7 @@ def train(name: str) -> Path:
 def on_digits(name: str) -> dict[str, Any]:
     trained, preparation = open_model(None, str(train(name)), None)
     pictures = load_pictures("digits", None, lambda: preparation, IMAGES, print)
-    return scored(trained.model.eval(), pictures.inputs, pictures.masks, preparation, slow=True)
+    return scored(trained.model.eval(), pictures.inputs, pictures.masks, preparation)
 
 
 def on_photographs(weights: Path, folder: Path) -> dict[str, Any]:
@@ -125,7 +133,7 @@ def on_photographs(weights: Path, folder: Path) -> dict[str, Any]:
     pictures = load_pictures(find_images([str(folder)])[0], None, lambda: preparation, 10**6, print)
     with torch.no_grad():
         sure = torch.cat([model(each).softmax(1).amax(1) for each in pictures.inputs.split(8)]) >= 0.5
-    return scored(model, pictures.inputs[sure], None, preparation, slow=False)
+    return scored(model, pictures.inputs[sure], None, preparation)
 
 
 def main() -> None:

@@ -58,14 +58,16 @@ def write_table(results: dict[str, Any], path: Path) -> None:
     for kind, (name, mean) in winners(results).items():
         text += f"| {kind} | {_shown(name)} | {mean:.3f} |\n"
     for title, found in results["models"].items():
-        text += f"\n## {title}\n\n{found['kind'].capitalize()}; {found['images']} images.\n\n"
+        text += (
+            f"\n## {title}\n\n{found['kind'].capitalize()}; {found['images']} images, {found['mosaics']} mosaics.\n\n"
+        )
         text += PHOTOGRAPHS if "photographs" in title else ""
-        columns = [key for key in found["rows"][0] if isinstance(found["rows"][0][key], float)]
-        titles = [_title(key) for key in columns]
-        text += f"| method | {' | '.join(titles)} |\n|---|{'---|' * len(columns)}\n"
+        columns = list(found["rows"][0]["scores"])
+        text += f"| method | {' | '.join([*columns, 'overall'])} |\n|---|{'---|' * (len(columns) + 1)}\n"
         for row in found["rows"]:
             slow = " *slow*" if row["slow"] else ""
-            text += f"| {_shown(row['name'])}{slow} | {' | '.join(f'{row[key]:.3f}' for key in columns)} |\n"
+            figures = [*(row["scores"][key] for key in columns), row["overall"]]
+            text += f"| {_shown(row['name'])}{slow} | {' | '.join(f'{each:.3f}' for each in figures)} |\n"
         for what, why in found["left_out"]:
             text += f"\nLeft out: {what} ({why}).\n"
     path.write_text(text)
@@ -74,7 +76,3 @@ def write_table(results: dict[str, Any], path: Path) -> None:
 def _shown(name: str) -> str:
     method, *rest = name.split(", ")
     return ", ".join([f"`{method}`", *rest])
-
-
-def _title(key: str) -> str:
-    return key.replace("srg_", "SRG ").replace("gridpg", "GridPG")

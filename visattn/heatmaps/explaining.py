@@ -164,6 +164,22 @@ def explain(
     )
 
 
+def best_method(model: nn.Module, x: Tensor) -> Choice:
+    """The method that ``auto`` stands for: what scored best for this kind of model, and why.
+
+    Args:
+        model, x: as in :func:`explain`.
+
+    >>> import timm
+    >>> best_method(timm.create_model("test_resnet"), torch.rand(1, 3, 64, 64)).method
+    'sharp_gradcam'
+    """
+    model = inspectable(model)
+    images = as_batch(model, x)
+    with inspection_copy(model) as model, refusals_explained(model, images):
+        return choose_method(model, images, has_target=number_of_classes(model, images) > 0)
+
+
 def _check(choice: Choice, signed: bool, options: dict[str, Any]) -> dict[str, Any]:
     """The options as plain numbers; what the method does not have raises."""
     method = METHODS[choice.method]
