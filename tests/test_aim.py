@@ -127,7 +127,7 @@ def test_score_and_ablation_cam_compare_numbers_that_are_explained(vit):
 
 
 def bad(**options):
-    model, images = model_and_images("test_resnet", 2)
+    model, images = model_and_images("test_resnet", 2, size=(64, 64))
     return lambda: visattn.explain(model, images, "gradcam", **options)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 import visattn
 from tests import families
+from tests.blocks import OF_EVERY_FAMILY
 from tests.models import model_and_images
 from tests.survival import SMALL_SWIN
 from tests.tiers import mostly_slow
@@ -78,9 +79,15 @@ def test_the_table_of_families_is_complete():
         assert families.row(family, families.smallest(family)).result == "ok"
 
 
-@pytest.mark.parametrize("block", visattn.list_blocks())
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout"])  # NCHW, tokens, NHWC
-def test_every_block_starts_as_the_identity_and_learns(name, block):
+LAYOUTS = {"NCHW": "test_resnet", "tokens": "test_vit", "NHWC": "test_mambaout"}
+PAIRS = [f"{block} in {layout}" for layout in LAYOUTS for block in visattn.list_blocks()]
+QUICK = [pair for pair in PAIRS if pair.endswith("NCHW") or pair.partition(" ")[0] in OF_EVERY_FAMILY]
+
+
+@pytest.mark.parametrize("pair", mostly_slow(PAIRS, *QUICK))
+def test_every_block_starts_as_the_identity_and_learns(pair):
+    block, _, layout = pair.partition(" in ")
+    name = LAYOUTS[layout]
     side = 160 if name == "test_vit" else 96
     model, x = model_and_images(name, size=(side, side))
     before = model(x)

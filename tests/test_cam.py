@@ -11,6 +11,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
 import visattn
 from tests.survival import SMALL_SWIN
+from tests.tiers import mostly_slow
 from visattn.heatmaps import grad_cam, look_at
 from visattn.heatmaps.methods.cam import PACKAGE
 
@@ -141,7 +142,10 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("name", READ)
+QUICK = ("resnet18", "mobilenetv2_100", "convnext_atto", "swin_tiny_patch4_window7_224", "crossvit_tiny_240")
+
+
+@pytest.mark.parametrize("name", mostly_slow(READ, *QUICK))
 def test_methods_look_at_the_map_that_the_head_reads_or_at_the_end_of_a_stage(name):
     model = timm.create_model(name).eval()
     images = torch.rand(1, *model.pretrained_cfg["input_size"])

@@ -244,7 +244,7 @@ def weights(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*")
-@pytest.mark.usefixtures("_few_pictures")
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in RUNS])
 def test_a_run_with_pretrained_weights_and_a_block(name, weights, tmp_path, capsys):
     base, flags = RUNS[name]

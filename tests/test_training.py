@@ -109,32 +109,32 @@ def test_the_model_can_be_used_elsewhere(finished):
     assert json.loads((finished / "model.json").read_text())["attachments"][0]["block"] == "eca"
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_one_others(elsewhere):
+def test_the_same_seed_gives_the_same_weights_and_another_one_others(undrawn):
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
         run("--name", name, "--seed", seed)
-    assert_same_weights(elsewhere / "runs" / "a", elsewhere / "runs" / "b")
+    assert_same_weights(undrawn / "runs" / "a", undrawn / "runs" / "b")
     with pytest.raises(AssertionError, match=r"not close|not equal"):
-        assert_same_weights(elsewhere / "runs" / "a", elsewhere / "runs" / "c")
+        assert_same_weights(undrawn / "runs" / "a", undrawn / "runs" / "c")
 
 
-def test_a_new_run_never_overwrites_an_old_one(elsewhere):
+def test_a_new_run_never_overwrites_an_old_one(undrawn):
     for _ in range(3):
         run("--epochs", 1)
-    assert sorted(path.name for path in (elsewhere / "runs").iterdir()) == [
+    assert sorted(path.name for path in (undrawn / "runs").iterdir()) == [
         "test_resnet_eca-digits", "test_resnet_eca-digits-run2", "test_resnet_eca-digits-run3",
     ]  # fmt: skip
     run("--epochs", 2, "--resume")  # the last one
-    assert checkpoint(elsewhere / "runs" / "test_resnet_eca-digits-run3")["epoch"] == 1
-    assert checkpoint(elsewhere / "runs" / "test_resnet_eca-digits")["epoch"] == 0
+    assert checkpoint(undrawn / "runs" / "test_resnet_eca-digits-run3")["epoch"] == 1
+    assert checkpoint(undrawn / "runs" / "test_resnet_eca-digits")["epoch"] == 0
 
 
-def test_resume_takes_the_newest_run_that_has_begun_and_no_other(elsewhere):
+def test_resume_takes_the_newest_run_that_has_begun_and_no_other(undrawn):
     run("--name", "vit", "--epochs", 1)
     run("--name", "vit-16", "--epochs", 1)
-    (elsewhere / "runs" / "vit-run2").mkdir()  # a start that failed
+    (undrawn / "runs" / "vit-run2").mkdir()  # a start that failed
     run("--name", "vit", "--resume")
-    assert checkpoint(elsewhere / "runs" / "vit")["epoch"] == 1
-    assert checkpoint(elsewhere / "runs" / "vit-16")["epoch"] == 0
+    assert checkpoint(undrawn / "runs" / "vit")["epoch"] == 1
+    assert checkpoint(undrawn / "runs" / "vit-16")["epoch"] == 0
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,9 @@ def test_every_piece_of_the_recipe_trains(elsewhere, piece):
     assert main(["--resume", f"runs/{piece}", "--epochs", "3"]) == 0
 
 
-def test_the_film_has_every_second_epoch_and_the_last(elsewhere):
+def test_the_film_has_every_second_epoch_and_the_last(undrawn):
     run("--name", "filmed", "--epochs", 3, "--film-every", 2, "--trainer.limit_train_batches", 1)
-    frames = sorted((elsewhere / "runs" / "filmed" / "film").iterdir())
+    frames = sorted((undrawn / "runs" / "filmed" / "film").iterdir())
     assert [frame.name for frame in frames] == ["epoch_0002.npy", "epoch_0003.npy"]
     assert np.load(frames[0]).shape == (2, 64, 64)
 
@@ -215,9 +215,9 @@ def test_a_compiled_model_trains_and_is_filmed(elsewhere):
     assert (elsewhere / "runs" / "compiled" / "film.png").is_file()
 
 
-def test_a_frozen_backbone_stays_as_it_was(elsewhere):
+def test_a_frozen_backbone_stays_as_it_was(undrawn):
     run("--name", "frozen", "--freeze-backbone", "--lr", "0.1", "--seed", "1")
-    trained = load_file(elsewhere / "runs" / "frozen" / "model.safetensors")
+    trained = load_file(undrawn / "runs" / "frozen" / "model.safetensors")
     from visattn.training.building import create_classifier, create_source
 
     settings = Settings(model="test_resnet", attn="eca", seed=1)
@@ -355,31 +355,31 @@ def test_bad_images_are_skipped_named_and_counted(photographs, caplog):
     assert matrix.sum() == 7  # the eighth is not counted
 
 
-def test_a_malicious_checkpoint_is_refused_and_does_not_run(elsewhere, capsys):
+def test_a_malicious_checkpoint_is_refused_and_does_not_run(undrawn, capsys):
     class Evil:
         def __reduce__(self):
             return (os.system, ("touch executed",))
 
     run("--name", "mine", "--epochs", "1")
-    file = elsewhere / "runs" / "mine" / "checkpoints" / "last.ckpt"
+    file = undrawn / "runs" / "mine" / "checkpoints" / "last.ckpt"
     state = torch.load(file, weights_only=True)
     for evil in ({**state, "loops": Evil()}, Evil()):
         torch.save(evil, file)
         said = run("--resume", "runs/mine", code=2, capsys=capsys)
         assert "refused to load" in said.err
         assert "could run code" in said.err
-        assert not (elsewhere / "executed").exists()
+        assert not (undrawn / "executed").exists()
     file.write_bytes(pickle.dumps(Evil()))
     with pytest.raises(ValueError, match=r"refused to load|is not a whole checkpoint"):
         load_checkpoint(file)
-    assert not (elsewhere / "executed").exists()
+    assert not (undrawn / "executed").exists()
     pickle.loads(pickle.dumps(Evil()))  # it would have worked
-    assert (elsewhere / "executed").exists()
+    assert (undrawn / "executed").exists()
 
 
-def test_a_damaged_checkpoint_is_explained(elsewhere, capsys):
+def test_a_damaged_checkpoint_is_explained(undrawn, capsys):
     run("--name", "mine", "--epochs", "1")
-    file = elsewhere / "runs" / "mine" / "checkpoints" / "last.ckpt"
+    file = undrawn / "runs" / "mine" / "checkpoints" / "last.ckpt"
     for data in (file.read_bytes()[:1000], b"", b"hello"):
         file.write_bytes(data)
         said = run("--resume", "runs/mine", code=2, capsys=capsys)
@@ -427,6 +427,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(elsewhere):
     assert not list((elsewhere / "runs").rglob("*partial*"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_was_found_and_what_stays_random_is_said(tmp_path, capsys):
     for name in ("cat", "dog"):
         write_images(tmp_path / "photos" / name, 5)
@@ -468,6 +469,7 @@ def test_pretrained_weights_without_a_network_are_explained(capsys, monkeypatch)
     assert len(said.err.strip().splitlines()) == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_progress_bar_shows_loss_accuracy_speed_and_time_left(monkeypatch):
     from rich.console import Console
 

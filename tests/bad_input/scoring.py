@@ -86,7 +86,7 @@ CASES = [
     Call("one class only", lambda: evaluate(number=1), "scores need a classifier with two classes or more"),
     Call("no classes to score", lambda: evaluate(number=0), "scores need a classifier with two classes or more"),
     Call("no such data", lambda: visattn.evaluate(timm.create_model("test_resnet"), "nowhere"), "there are no images"),
-    Call("a model by number", lambda: visattn.evaluate(3), "the model is a network, or the folder", TypeError),
+    Call("a model by number", lambda: visattn.evaluate(3), "the model must be a network, a run folder", TypeError),
     Call("another size", lambda: one_picture((1, 3, 32, 32)), "of 1 images of 64 x 64, and these are 1 of 32 x 32"),
     Call("another number", lambda: one_picture((2, 3, 64, 64)), "of 1 images of 64 x 64, and these are 2 of 64 x 64"),
     Call("a huge seed", lambda: one_picture(seed=10**30), "seed must be a whole number from 0 to 4294967295, got 1000"),

@@ -14,7 +14,7 @@ from visattn.heatmaps.methods.base import AUTO, check_method
 from visattn.heatmaps.targets import Class
 from visattn.models.saving.saved import Trained
 from visattn.modules import check_default_device
-from visattn.opening import open_model, own_preparation
+from visattn.opening import open_given, own_preparation
 from visattn.scoring.engine import Engine
 from visattn.scoring.fills import FILLS, black_of
 from visattn.scoring.metrics import METRICS, chosen_metrics
@@ -97,7 +97,7 @@ def evaluate(
         if note is not None:
             note(what, why)
 
-    trained, prepared = _opened(model, device, preparation)
+    trained, prepared = open_given(model, device, preparation)
     pictures = load_pictures(data, masks, lambda: prepared or own_preparation(trained.model), number, leave_out)
     black = None if prepared is None else black_of(prepared)
     engine = Engine(trained.model, pictures.inputs, target, black=black, batch_size=batch_size, seed=seed, track=track)
@@ -125,23 +125,6 @@ def evaluate(
         },
         left_out=tuple(left_out),
     )  # fmt: skip
-
-
-def _opened(model: Any, device: Device, preparation: Preparation | None) -> tuple[Trained, Preparation | None]:
-    """The model, and how its images are prepared, if that is known."""
-    if isinstance(model, str | PathLike):
-        trained, own = open_model(None, str(model), device)
-        return trained, preparation or own
-    if device is not None:
-        raise ValueError("device is for models that are loaded from a path; this one stays where it is: move it")
-    if not isinstance(model, Trained):
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"the model is a network, or the folder or checkpoint of a run, got {type(model).__name__}")
-        model = Trained(model, type(model).__name__, "in memory")
-    try:
-        return model, preparation or own_preparation(model.model)
-    except ValueError:
-        return model, None
 
 
 def _arguments(methods: str | Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
