@@ -243,6 +243,20 @@ def test_the_same_from_python(photographs):
     assert [each["name"] for each in content["images"]] == ["photographs/0.png", "photographs/3.png"]
 
 
+def test_balanced_gradients_are_scored(photographs):
+    line = "evaluate --weights model --data photographs --methods input_x_gradient --metrics srg --steps 2 --out out"
+    assert main([*line.split(), "--balanced"]) == 0
+    content = json.loads((photographs / "out" / "scores.json").read_text())
+    usual, balanced = (
+        visattn.evaluate("model", "photographs", "input_x_gradient", "srg", steps=2, balanced=each).values["srg"]
+        for each in (False, True)
+    )
+    scored = content["values"]["srg"]
+    np.testing.assert_allclose(scored["input_x_gradient"], balanced["input_x_gradient"], rtol=1e-6)
+    assert not np.allclose(usual["input_x_gradient"], balanced["input_x_gradient"])
+    np.testing.assert_allclose(usual["center"], balanced["center"])
+
+
 def test_scores_within_the_images_are_not_read_as_images(photographs):
     line = "evaluate --weights model --data photographs --methods edge --metrics srg --steps 1 --out photographs/scores"
     for _ in range(2):
