@@ -60,7 +60,7 @@ def test_which_methods_fit():
         *("attention", "rollout", "grad_rollout", "chefer", "legrad", "gates", "glimpses"),
         *("attcat", "tokentm", "attention_flow"),
         *("gradcam", "gradcam++", "hirescam", "xgradcam", "layercam", "eigencam", "scorecam", "ablationcam"),
-        *("random", "center", "input_gradient", "edge", "input_x_gradient", "fullgrad"),
+        *("random", "center", "input_gradient", "edge", "input_x_gradient", "fullgrad", "sharp_gradcam"),
         *("integrated_gradients", "smoothgrad", "occlusion", "rise"),
     }
     methods = visattn.list_methods(timm.create_model("test_resnet"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from visattn.heatmaps import grad_cam, look_at
+from visattn.heatmaps import explain
 from visattn.modules import evaluating
 from visattn.report import curves, heatmaps, paths
 from visattn.report.heatmaps import RIGHT, WRONG
@@ -56,10 +56,10 @@ def test_the_outcome_tells_what_the_model_said_and_how_much_of_it_was_on_the_dig
     pictures.draw_outcome(tmp_path / "mine", model, data, ROWS)
     examples, inputs = inputs_of(data, 12)
     masks = np.stack(examples.masks)
-    maps = grad_cam(model, inputs, look_at(model, inputs)).numpy()
+    maps = explain(model, inputs).heatmap.numpy()
     figure = drawn["heatmaps.png"]
     share = f"{(maps * masks).sum() / maps.sum():.0%} of it on the outlined digit, which covers {masks.mean():.0%}"
-    assert f"What mine looks at (Grad-CAM, best epoch): {share}" in figure.get_suptitle()
+    assert f"What mine looks at (sharp_gradcam of log p, best epoch): {share}" in figure.get_suptitle()
     with evaluating(model), torch.no_grad():
         probabilities, answers = model(inputs).softmax(1).max(1)
     titles = [axes.title for axes in figure.axes if axes.get_title().strip()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import Device, at_least_one
-from visattn.heatmaps import METHODS, Explanation, attention_heads, list_methods
+from visattn.heatmaps import METHODS, Explanation, attention_heads, best_method, list_methods
 from visattn.heatmaps.aim import Aim
+from visattn.heatmaps.auto import Choice
 from visattn.heatmaps.findings import Examiner, Question, classes_of
+from visattn.heatmaps.methods.base import AUTO, check_method
 from visattn.heatmaps.targets import resolve
 from visattn.missing import saying_what_to_install
 from visattn.models.saving.saved import Trained
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from visattn.report.folder import HeatmapFolder
     from visattn.report.views import Finding
 
-DEFAULT = ("rollout", "chefer", "gradcam", "gates", "glimpses")  # those that apply to the model
-OTHERWISE = ("input_gradient", "eigencam")  # the first of these that applies, if none of the others does
 WITH_PATCHES = 24  # images: with more, the page leaves out what patches attend to
 
 Picture: TypeAlias = "str | PathLike[str] | InMemory"
@@ -57,10 +57,10 @@ class Examination:
 def examine(
     model: nn.Module | str | PathLike[str] | Trained,
     images: Picture | Sequence[Picture],
-    methods: str | Sequence[str] | None = None,
+    methods: str | Sequence[str] = AUTO,
     *,
     target: int | str | None = None,
-    of: str = "logit",
+    of: str | None = None,
     versus: int | str | None = None,
     out: str | PathLike[str] | HeatmapFolder | None = None,
     layers: str | Sequence[str | int] | None = None,
@@ -80,9 +80,10 @@ def examine(
     Args:
         model: a run folder, a checkpoint, or a network (timm's or your own).
         images: files, folders, Pillow images, or uint8 arrays (H, W, 3) or (H, W); one or a list.
-        methods: see :func:`visattn.list_methods`; by default a few that apply to the model.
+        methods: see :func:`visattn.list_methods`; ``auto`` is the one that scored best for this kind of model.
         target: index or name of the class to explain; by default the predicted class.
-        of: what to explain of it: its ``logit``, ``log_probability`` or ``probability``.
+        of: what to explain of it: its ``logit`` (the default, unless ``auto`` knows better), ``log_probability`` or
+            ``probability``.
         versus: index or name of another class, to explain why the target rather than that one.
         out: folder to which pictures, arrays, a page and a manifest are written.
         layers: also show single attention heads of these layers (names or indices, or ``"all"``).
@@ -108,8 +109,10 @@ def examine(
     check_default_device()
     batch_size = at_least_one("batch_size", batch_size)
     wanted = _several(methods)
-    for name in wanted or ():
-        METHODS[name]  # raises if it is unknown
+    for name in wanted:
+        check_method(name)
+    if of is not None:
+        Aim(of)  # raises if there is no such thing
     left_out: list[tuple[str, str]] = []
 
     def leave_out(what: str, why: str) -> None:
@@ -124,17 +127,15 @@ def examine(
         number, names = classes_of(trained.model, trained.classes if classes is None else classes, prepared)
         index, other = (
             None if each is None else int(each[0])
-            for each in (resolve(wanted, 1, number, names) for wanted in (target, versus))
+            for each in (resolve(each, 1, number, names) for each in (target, versus))
         )
-        question = replace(
-            _question(trained, prepared, wanted, layers, heads, len(pictures), leave_out),
-            balanced=balanced,
-            signed=signed,
-        )
+        example = torch.zeros(1, *prepared.size).to(next(trained.model.parameters()).device)
+        asked, reasons = _arguments(trained, example, wanted, of, balanced, signed, leave_out)
+        question = _question(trained, example, asked, layers, heads, len(pictures), leave_out)
         if score and number < 2:
             raise ValueError(f"{trained.name} has no classes, so that its heatmaps cannot be scored")
         judge = partial(_judged, trained.model) if score else None
-        examiner = Examiner(trained.model, prepared, question, index, number, names, Aim(of).of, other, judge)
+        examiner = Examiner(trained.model, prepared, question, index, number, names, other, judge)
         findings: list[Finding] = []
         count = 0
         batches = read_batches(pictures if track is None else track(pictures), batch_size, leave_out)
@@ -153,7 +154,7 @@ def examine(
         leave_out(what, why)
     if folder is None or not count:
         return Examination(tuple(findings), count, tuple(left_out))
-    page = folder.finish(trained.name, _facts(trained, prepared, folder, question, left_out))
+    page = folder.finish(trained.name, _facts(trained, prepared, folder, question, reasons, left_out))
     return Examination(tuple(folder.findings), count, tuple(left_out), page)
 
 
@@ -161,8 +162,8 @@ def _judged(model: nn.Module, explanation: Explanation, x: Tensor) -> list[str]:
     return [str(each) for each in score_pictures(explanation, model, x)]
 
 
-def _several(given: Any) -> list[Any] | None:
-    return None if given is None else list(given) if isinstance(given, list | tuple) else [given]
+def _several(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def _find(images: Any, leave_out: Callable[[str, str], None]) -> list[Any]:
@@ -170,7 +171,7 @@ def _find(images: Any, leave_out: Callable[[str, str], None]) -> list[Any]:
     from visattn.data.images import as_rgb, find_images
 
     found: list[Any] = []
-    for image in _several(images) or ():
+    for image in _several(images):
         if isinstance(image, str | PathLike):
             paths, missing = find_images([str(image)])
             for what, why in missing:
@@ -202,38 +203,57 @@ def _opened(model: Any, device: Device, preparation: Preparation | None) -> tupl
     return model, preparation or own_preparation(model.model)
 
 
+def _arguments(
+    trained: Trained,
+    example: Tensor,
+    methods: list[str],
+    of: str | None,
+    balanced: bool,
+    signed: bool,
+    leave_out: Callable[[str, str], None],
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """What to give to ``explain`` for every method that applies to the model, and why it was chosen if it was."""
+    fitting = list_methods(trained.model, example)
+    found: dict[str, dict[str, Any]] = {}
+    reasons: dict[str, str] = {}
+    for name in methods:
+        if name in fitting.reasons:
+            leave_out(name, f"does not apply to {trained.name}: {fitting.reasons[name]}")
+            continue
+        choice = best_method(trained.model, example) if name == AUTO else Choice(name)
+        method = METHODS[choice.method]
+        found[choice.method] = {
+            "of": of or choice.of,
+            "signed": signed and method.signed,
+            **choice.options,
+            **method.balanced(balanced),
+        }
+        if choice.reason:
+            reasons[choice.method] = choice.reason
+    return found, reasons
+
+
 def _question(
     trained: Trained,
-    preparation: Preparation,
-    methods: list[str] | None,
+    example: Tensor,
+    asked: dict[str, dict[str, Any]],
     layers: str | Sequence[str | int] | None,
     heads: str | Sequence[int] | None,
     images: int,
     leave_out: Callable[[str, str], None],
 ) -> Question:
-    """What to find out about every image, leaving out what does not apply to the model."""
-    like = next(trained.model.parameters())
-    example = torch.zeros(1, *preparation.size).to(like.device)
+    """What to find out about every image."""
     fitting = list_methods(trained.model, example)
-    chosen = [name for name in methods or DEFAULT if name in fitting]
-    if not methods and not chosen:
-        chosen = [name for name in OTHERWISE if name in fitting][:1]
-        if not chosen:
-            reason = fitting.reasons[OTHERWISE[-1]]
-            raise ValueError(f"no method for {trained.name} ({reason}): choose one of {', '.join(fitting)}")
-    for name in methods or ():
-        if name in fitting.reasons:
-            leave_out(name, f"does not apply to {trained.name}: {fitting.reasons[name]}")
     grid = layers is not None or heads is not None
-    head_layers = None if layers == "all" else _several(layers)
-    head_numbers = None if heads == "all" else _several(heads)
+    head_layers = None if layers in (None, "all") else _several(layers)
+    head_numbers = None if heads in (None, "all") else _several(heads)
     if grid and "attention" not in fitting:
         grid = False
         leave_out("layers and heads", f"do not apply to {trained.name}: {fitting.reasons['attention']}")
     if grid:
         attention_heads(trained.model, example, head_layers, head_numbers)  # raises if there is no such layer or head
     patches = "attention" in fitting and images <= WITH_PATCHES
-    return Question(tuple(dict.fromkeys(chosen)), grid, head_layers, head_numbers, patches)
+    return Question(asked, grid, head_layers, head_numbers, patches)
 
 
 def _facts(
@@ -241,6 +261,7 @@ def _facts(
     preparation: Preparation,
     folder: HeatmapFolder,
     question: Question,
+    reasons: dict[str, str],
     left_out: Sequence[tuple[str, str]],
 ) -> dict[str, Any]:
     """Entries of the manifest besides the images."""
@@ -253,8 +274,8 @@ def _facts(
             method: {
                 "of_class": METHODS[method].of_class,
                 "layers": layers,
-                **({"signed": True} if question.signed and METHODS[method].signed else {}),
-                **METHODS[method].balanced(question.balanced),
+                **question.methods[method],
+                "reason": reasons.get(method, ""),
             }
             for method, layers in folder.layers.items()
         },

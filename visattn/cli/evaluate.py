@@ -57,7 +57,7 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Score the heatmaps."""
-    from visattn.heatmaps import METHODS
+    from visattn.heatmaps.methods.base import check_method
     from visattn.report.folder import make_folder
     from visattn.scoring.evaluation import evaluate
     from visattn.scoring.fills import FILLS
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     left_out = LeftOut()
     methods, metrics = listed(arguments.methods, "--methods"), listed(arguments.metrics, "--metrics")
     for name in methods or ():
-        METHODS[name]
+        check_method(name)
     chosen_metrics(metrics or ())
     FILLS[arguments.fill]
     make_folder(Path(arguments.out), RESULT, MAKER)

@@ -16,7 +16,7 @@ from visattn.cli.inputs import (
     named_model,
     progress,
 )
-from visattn.examination import DEFAULT, WITH_PATCHES
+from visattn.examination import WITH_PATCHES
 from visattn.heatmaps.aim import OF
 from visattn.listing import shown
 from visattn.report.views import ON_SHEETS
@@ -46,12 +46,15 @@ def add_command(commands: Any) -> None:
     """Add the command to the parser."""
     parser = image_command(commands, "heatmap", "see what a model looks at in your images", EPILOG)
     parser.add_argument(
-        "--method", metavar="A,B", help=f"see visattn.list_methods [whichever of {','.join(DEFAULT)} apply]"
+        "--method",
+        metavar="A,B",
+        default="auto",
+        help="see visattn.list_methods [auto: what is best for the model]",
     )
     parser.add_argument(
         "--target", metavar="CLASS", default="auto", help="class index or name [auto: the predicted class]"
     )
-    parser.add_argument("--of", choices=OF, default="logit", help="what to explain of the class [logit]")
+    parser.add_argument("--of", choices=OF, help="what to explain of the class [logit, or what auto chooses]")
     parser.add_argument("--versus", metavar="CLASS", help="explain why the target rather than this class")
     parser.add_argument("--out", metavar="FOLDER", default="heatmaps", help="output folder [heatmaps]")
     parser.add_argument(
@@ -72,13 +75,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Make the heatmaps."""
     from visattn.examination import examine
     from visattn.heatmaps import METHODS
+    from visattn.heatmaps.methods.base import check_method
     from visattn.report.folder import HeatmapFolder
 
     # Report mistakes in the request before computing anything.
     left_out = LeftOut()
     methods = listed(arguments.method, "--method")
     for name in methods or ():
-        METHODS[name]
+        check_method(name)
     layers, heads = _layers(arguments.layers), _heads(arguments.heads)
     paths = named_images(arguments, left_out)
     if not paths:
@@ -89,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = examine(
             trained,
             paths,
-            methods,
+            methods or (),
             target=None if arguments.target == "auto" else arguments.target,
             of=arguments.of,
             versus=arguments.versus,

@@ -1,10 +1,10 @@
 """Heatmaps: what a model looks at in an image."""
 
 from visattn.heatmaps.capture import Maps, capture
-from visattn.heatmaps.explaining import attention_heads, explain, list_methods, relate
+from visattn.heatmaps.explaining import attention_heads, best_method, explain, list_methods, relate
 from visattn.heatmaps.explanation import Explanation
 from visattn.heatmaps.methods import METHODS, register_method
-from visattn.heatmaps.methods.cam import grad_cam, look_at
+from visattn.heatmaps.methods.cam import look_at
 from visattn.heatmaps.methods.glimpses import HasFixations, on_mask
 from visattn.heatmaps.request import MethodResult, Request
 from visattn.heatmaps.watch.passes import MissedAttention
@@ -18,9 +18,9 @@ __all__ = [
     "MissedAttention",
     "Request",
     "attention_heads",
+    "best_method",
     "capture",
     "explain",
-    "grad_cam",
     "list_methods",
     "look_at",
     "on_mask",

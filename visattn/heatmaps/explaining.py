@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from visattn.heatmaps.affinities import Affinities, affinities
 from visattn.heatmaps.aim import Aim, vector_of
+from visattn.heatmaps.auto import Choice, choose_method
 from visattn.heatmaps.explanation import Explanation
 from visattn.heatmaps.inputs import as_batch, displayable, inspectable, refusals_explained
 from visattn.heatmaps.methods import METHODS
 from visattn.heatmaps.methods.attention import every_head
+from visattn.heatmaps.methods.base import AUTO
 from visattn.heatmaps.request import Request
 from visattn.heatmaps.scaling import to_heatmap
 from visattn.heatmaps.targets import Class, Target, check_names, class_names, number_of_classes, resolve
@@ -61,10 +63,10 @@ def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
 def explain(
     model: nn.Module,
     x: Tensor,
-    method: str = "rollout",
+    method: str = AUTO,
     target: Target = None,
     *,
-    of: str = "logit",
+    of: str | None = None,
     versus: Class = None,
     classes: Sequence[str] | None = None,
     frames: bool = False,
@@ -79,13 +81,14 @@ def explain(
         model: any classifier, timm's or yours; or a model without classes (an encoder, a segmenter), for methods that
             need none: ``target`` and ``probability`` of the result are None then.
         x: one image (C, H, W) or a batch (B, C, H, W), normalised as the model expects.
-        method: see :func:`list_methods`.
+        method: see :func:`list_methods`; ``auto`` is the one that scored best for this kind of model, which ``reason``
+            of the result names (``docs/truth.md``).
         target: the class to explain: its index, its name, or a list with one for every image; the predicted class by
             default. Or anything else: a function from what the model returns to one number per image (B,), for
             detectors, segmenters and regression; or a vector of floating-point numbers (D,) or (B, D), with which the
             model's features are compared by their cosine, such as the embedding of a text.
         of: what to explain of the class: its ``logit``, its ``log_probability``, which leaves out what speaks for all
-            classes, or its ``probability``.
+            classes, or its ``probability``. The logit by default, unless ``auto`` knows better.
         versus: another class, to explain why the target rather than that one.
         classes: names of the classes in order; known for ImageNet.
         frames: also keep the map after every layer (``rollout``).
@@ -101,19 +104,25 @@ def explain(
     """
     if not isinstance(method, str):
         raise TypeError(f"method is one name, got {method!r}")
-    chosen = METHODS[method]
-    options = chosen.check_options(method, options)
-    if signed and not chosen.signed:
-        having = ", ".join(name for name in METHODS if METHODS[name].signed)
-        raise ValueError(f"the maps of {method!r} have no sign: choose one of {having}")
+    choice = Choice(method, "logit" if of is None else of)
+    if method != AUTO:
+        _check(choice, signed, options)
     model = inspectable(model)
     images = as_batch(model, x)
     check_names(classes)
-    aim = _aim(target, of, versus, images)
+    aim = _aim(target, choice.of, versus, images)
     with inspection_copy(model) as model, refusals_explained(model, images):
+        if method == AUTO:
+            has_target = not aim.needs_class or number_of_classes(model, images) > 0
+            choice = choose_method(model, images, has_target=has_target)
+            if aim.needs_class and of is None:
+                aim = replace(aim, of=choice.of)
+            options = {**choice.options, **options}
+        options = _check(choice, signed, options)
+        chosen = METHODS[choice.method]
         reason = chosen.reason_against(model, images, needs_class=aim.needs_class)
         if reason is not None:
-            raise ValueError(f"{method} does not work on this {type(model).__name__}: {reason}")
+            raise ValueError(f"{choice.method} does not work on this {type(model).__name__}: {reason}")
         request = Request(model, images, frames=frames, aim=aim)
         number = number_of_classes(model, images) if aim.needs_class else 0
         classes = class_names(number, model) if classes is None else classes
@@ -139,7 +148,8 @@ def explain(
     return Explanation(
         heatmap=to_heatmap(result.maps, size, signed=signed),
         raw=result.maps.detach().cpu(),
-        method=method,
+        method=choice.method,
+        reason=choice.reason,
         target=None if request.target is None else tuple(request.target.tolist()),
         layers=result.layers,
         probability=_probability(request),
@@ -152,6 +162,31 @@ def explain(
         frames=tuple(to_heatmap(frame, size) for frame in result.frames),
         extra=result.extra,
     )
+
+
+def best_method(model: nn.Module, x: Tensor) -> Choice:
+    """The method that ``auto`` stands for: what scored best for this kind of model, and why.
+
+    Args:
+        model, x: as in :func:`explain`.
+
+    >>> import timm
+    >>> best_method(timm.create_model("test_resnet"), torch.rand(1, 3, 64, 64)).method
+    'sharp_gradcam'
+    """
+    model = inspectable(model)
+    images = as_batch(model, x)
+    with inspection_copy(model) as model, refusals_explained(model, images):
+        return choose_method(model, images, has_target=number_of_classes(model, images) > 0)
+
+
+def _check(choice: Choice, signed: bool, options: dict[str, Any]) -> dict[str, Any]:
+    """The options as plain numbers; what the method does not have raises."""
+    method = METHODS[choice.method]
+    if signed and not method.signed:
+        having = ", ".join(name for name in METHODS if METHODS[name].signed)
+        raise ValueError(f"the maps of {choice.method!r} have no sign: choose one of {having}")
+    return method.check_options(choice.method, options)
 
 
 def _aim(target: Any, of: str, versus: Any, images: Tensor) -> Aim:

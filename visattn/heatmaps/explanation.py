@@ -39,6 +39,7 @@ class Explanation:
             the output, or the ``cosine`` of features with a vector.
         versus: the classes that the targets were compared with, if there were any.
         signed: whether negative numbers say what speaks against the targets.
+        reason: why this method, if it was chosen automatically.
         frames: the heatmap after each layer, if requested.
         extra: what else a method found: ``channels``, ``relations``, ``fixations``.
     """
@@ -55,6 +56,7 @@ class Explanation:
     of: str = "logit"
     versus: tuple[int, ...] | None = None
     signed: bool = False
+    reason: str = ""
     frames: tuple[Tensor, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -115,6 +117,7 @@ class Explanation:
         content = {
             "made_by": MAKER,
             "method": self.method,
+            "reason": self.reason,
             "of_class": self.of_class,
             "of": self.of,
             "signed": self.signed,

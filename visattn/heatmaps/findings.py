@@ -17,7 +17,6 @@ from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.explaining import attention_heads, explain, relate
 from visattn.heatmaps.explanation import Explanation
 from visattn.heatmaps.inputs import as_batch, refusals_explained
-from visattn.heatmaps.methods import METHODS
 from visattn.heatmaps.targets import class_names, number_of_classes
 from visattn.listing import evenly
 from visattn.modules import evaluating
@@ -34,21 +33,17 @@ class Question:
     """What to find out about every image.
 
     Args:
-        methods: that fit the model.
+        methods: that fit the model, each with its arguments of ``explain``.
         heads: the attention of single heads is wanted,
         head_layers, head_numbers: of these layers and heads; all if None.
         patches: what every patch attends to is wanted.
-        balanced: gradients are balanced, for methods that have the choice.
-        signed: what speaks against the class is kept, for methods that know it.
     """
 
-    methods: tuple[str, ...]
+    methods: Mapping[str, Mapping[str, Any]]
     heads: bool = False
     head_layers: Sequence[str | int] | None = None
     head_numbers: Sequence[int] | None = None
     patches: bool = False
-    balanced: bool = False
-    signed: bool = False
 
 
 class Examiner:
@@ -60,7 +55,7 @@ class Examiner:
         question: what is asked.
         target: the class to explain; if None the predicted one, as far as the model has classes.
         number, classes: how many classes it has, and their names if they are known.
-        of, versus: which number of the class is explained, and the class it is compared with, as in ``explain``.
+        versus: the class that it is compared with, as in ``explain``.
         judge: says of an explanation of images whether it is true, in a sentence per image.
     """
 
@@ -72,14 +67,13 @@ class Examiner:
         target: int | None,
         number: int,
         classes: Sequence[str] | None,
-        of: str = "logit",
         versus: int | None = None,
         judge: Callable[[Explanation, Tensor], Sequence[str]] | None = None,
     ) -> None:
         self.judge = judge
         self.model, self.preparation, self.question = model, preparation, question
         self.target, self.number, self.classes = target, number, classes
-        self.of, self.versus = of, versus
+        self.versus = versus
         self.failures: dict[str, str] = {}
 
     def _name(self, index: int) -> str:
@@ -115,19 +109,17 @@ class Examiner:
             raise ValueError("the model's numbers for these images are not finite (NaN or infinite): are its weights?")
         probabilities = None if scores is None else scores.float().softmax(1).cpu()
         explained: dict[str, Explanation] = {}
-        for method in question.methods:
+        for method, arguments in question.methods.items():
             try:
                 explained[method] = explain(
                     self.model,
                     x,
                     method,
                     self.target,
-                    of=self.of,
                     versus=self.versus,
                     classes=self.classes,
                     frames=method == "rollout",
-                    signed=question.signed and METHODS[method].signed,
-                    **METHODS[method].balanced(question.balanced),
+                    **arguments,
                 )
             except ValueError as error:
                 self.failures[method] = str(error)
@@ -206,8 +198,9 @@ class Examiner:
 
     def _note(self, explanation: Explanation) -> str:
         """A remark of a few words about where a heatmap comes from."""
-        balanced = METHODS[explanation.method].balanced(self.question.balanced)
-        return ", ".join(filter(None, (_note(explanation), "balanced" if balanced else "")))
+        arguments = self.question.methods[explanation.method]
+        of = {"log_probability": "of log p", "probability": "of p"}.get(explanation.of, "")
+        return ", ".join(filter(None, (_note(explanation), of, "balanced" if arguments.get("balanced") else "")))
 
     def _fixations(self, number: int, picture: NDArray[np.uint8], found: Explanation | None) -> Fixations | None:
         if found is None:

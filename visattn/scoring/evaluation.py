@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 
 from visattn.core.arguments import Device, at_least_one
 from visattn.heatmaps import METHODS, list_methods
+from visattn.heatmaps.methods.base import AUTO, check_method
 from visattn.heatmaps.targets import Class
 from visattn.models.saving.saved import Trained
 from visattn.modules import check_default_device
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from visattn.data.preparation import Preparation
 
 BATCH = 32
+Methods: TypeAlias = "str | Sequence[str] | Mapping[str, Mapping[str, Any]] | None"
 
 
 def evaluate(
     model: nn.Module | str | PathLike[str] | Trained,
     data: Data = "digits",
-    methods: str | Sequence[str] | None = None,
+    methods: Methods = None,
     metrics: str | Sequence[str] = ("faithfulness", "localisation", "cost"),
     *,
     masks: Masks = None,
@@ -54,7 +56,9 @@ def evaluate(
     Args:
         model: the folder of a run, one of its checkpoints, or a classifier, timm's or yours.
         data: ``"digits"`` (which come with masks), files and folders, or normalised tensors (B, C, H, W).
-        methods: see :func:`visattn.list_methods`; all quick ones that fit unless given.
+        methods: see :func:`visattn.list_methods`; all quick ones that fit unless given. To compare options of a method,
+            give a dictionary of names and arguments of :func:`visattn.explain`:
+            ``{"last": {"method": "gradcam"}, "third": {"method": "gradcam", "layer": "layer3"}}``.
         metrics: names of scores or of their kinds: ``faithfulness``, ``localisation``, ``sanity``, ``cost``, ``all``.
         masks: where objects are: a folder with pictures or Pascal VOC's XML, or a tensor (B, H, W).
         target: the class to explain; the predicted one unless given.
@@ -84,8 +88,7 @@ def evaluate(
     for name, each, most in (("steps", steps, 1000), ("batch_size", batch_size, 2**16), ("seed", seed, 2**32 - 1)):
         if not 0 <= each <= most:
             raise ValueError(f"{name} must be {'at least 0' if each < 0 else f'at most {most}'}, got {each}")
-    for name in [methods] if isinstance(methods, str) else methods or ():
-        METHODS[name]
+    asked = None if methods is None else _arguments(methods)
     left_out: list[tuple[str, str]] = []
 
     def leave_out(what: str, why: str) -> None:
@@ -97,8 +100,8 @@ def evaluate(
     pictures = load_pictures(data, masks, lambda: prepared or own_preparation(trained.model), number, leave_out)
     black = None if prepared is None else black_of(prepared)
     engine = Engine(trained.model, pictures.inputs, target, black=black, batch_size=batch_size, seed=seed, track=track)
-    scorer = Scorer(trained.model, pictures, engine, fill, steps, seed, leave_out, balanced=balanced)
-    scorer.explain(_fitting(trained.model, pictures, methods, leave_out), track)
+    scorer = Scorer(trained.model, pictures, engine, fill, steps, seed, leave_out)
+    scorer.explain(_fitting(trained.model, pictures, asked, balanced, leave_out), track)
     for kind in (scorer.faithfulness, scorer.localisation, scorer.mosaics, scorer.sanity, scorer.cost):
         kind(wanted, named)
     if not (values := scorer.ordered()):
@@ -140,19 +143,42 @@ def _opened(model: Any, device: Device, preparation: Preparation | None) -> tupl
         return model, None
 
 
+def _arguments(methods: str | Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What to give to ``explain``, by the name under which the scores will stand."""
+    if not isinstance(methods, Mapping):
+        names = [methods] if isinstance(methods, str) else methods
+        methods = {name: {"method": name} for name in names}
+    for name, arguments in methods.items():
+        if name in BASELINES and arguments != {"method": name}:
+            raise ValueError(f"{name!r} is the name of a baseline: give your method another one")
+        if not isinstance(arguments, Mapping) or "method" not in arguments:
+            raise ValueError(f"{name!r} needs arguments of visattn.explain with a method among them, got {arguments!r}")
+        if taken := {"model", "x", "target"} & arguments.keys():
+            raise ValueError(f"{', '.join(sorted(taken))} of {name!r} cannot differ from that of the others")
+        check_method(arguments["method"])
+    return {name: dict(arguments) for name, arguments in methods.items()}
+
+
 def _fitting(
-    model: nn.Module, pictures: Pictures, methods: str | Sequence[str] | None, leave_out: Callable[[str, str], None]
-) -> list[str]:
-    """The methods to score, in order, with the baselines at the end."""
+    model: nn.Module,
+    pictures: Pictures,
+    asked: dict[str, dict[str, Any]] | None,
+    balanced: bool,
+    leave_out: Callable[[str, str], None],
+) -> dict[str, dict[str, Any]]:
+    """The methods to score and their arguments, in order, with the baselines at the end."""
     fitting = list_methods(model, pictures.inputs[:1])
-    if methods is None:
-        chosen = [name for name in fitting if not METHODS[name].slow]
-    else:
-        given = [methods] if isinstance(methods, str) else list(methods)
-        for name in given:
-            if name in fitting.reasons:
-                leave_out(name, f"does not fit: {fitting.reasons[name]}")
-        chosen = [name for name in given if name not in fitting.reasons]
-        if not chosen:
-            raise ValueError(f"none of the methods fits the model; {', '.join(fitting)} do")
-    return [*dict.fromkeys(name for name in chosen if name not in BASELINES), *BASELINES]
+    if asked is None:
+        asked = {name: {"method": name} for name in fitting if not METHODS[name].slow}
+    for name, arguments in asked.items():
+        if arguments["method"] in fitting.reasons:
+            leave_out(name, f"does not fit: {fitting.reasons[arguments['method']]}")
+    chosen = {name: each for name, each in asked.items() if each["method"] not in fitting.reasons}
+    if not chosen:
+        raise ValueError(f"none of the methods fits the model; {', '.join(fitting)} do")
+    own = {name: _options(each, balanced) | each for name, each in chosen.items() if name not in BASELINES}
+    return own | {name: {"method": name} for name in BASELINES}
+
+
+def _options(arguments: dict[str, Any], balanced: bool) -> dict[str, Any]:
+    return {} if arguments["method"] == AUTO else METHODS[arguments["method"]].balanced(balanced)

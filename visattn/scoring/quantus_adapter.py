@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from visattn.heatmaps import METHODS, explain
+from visattn.heatmaps import explain
+from visattn.heatmaps.methods.base import check_method
 
 Floats = NDArray[np.float32]
 
@@ -31,7 +32,7 @@ def for_quantus(method: str = "rollout", **options: Any) -> Callable[..., Floats
     >>> explain_func(model, np.zeros((2, 3, 64, 64), np.float32), np.array([0, 2]), device="cpu").shape
     (2, 1, 64, 64)
     """
-    METHODS[method]
+    check_method(method)
 
     def explain_func(model: nn.Module, inputs: Floats, targets: NDArray[np.integer[Any]], **_given: Any) -> Floats:
         images = torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float32))

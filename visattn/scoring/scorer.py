@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from visattn.heatmaps import METHODS, Explanation, explain
+from visattn.heatmaps import Explanation, explain
 from visattn.scoring.engine import Engine, own_copy
 from visattn.scoring.faithfulness import FAITHFULNESS, drop_and_increase, evenly_spaced, probabilities
 from visattn.scoring.localisation import LOCALISATION
@@ -42,12 +42,10 @@ class Scorer:
         steps: int,
         seed: int,
         leave_out: Callable[[str, str], None],
-        *,
-        balanced: bool = False,
     ) -> None:
-        self.balanced = balanced
         self.model, self.pictures, self.engine = own_copy(model), pictures, engine
         self.fill, self.steps, self.seed, self.leave_out = fill, steps, seed, leave_out
+        self.arguments: dict[str, dict[str, Any]] = {}  # of explain, by method
         self.rankings: dict[str, Ranking] = {}
         self.heatmaps: dict[str, NDArray[np.uint8]] = {}
         self.shown: NDArray[np.uint8] = np.zeros((0, 1, 1, 3), np.uint8)
@@ -58,10 +56,8 @@ class Scorer:
         size = self.engine.batch_size
         found = []
         for number, (x, y) in enumerate(zip(images.split(size), target.split(size), strict=True)):
-            options = METHODS[method].balanced(self.balanced)
-            if method == "random":
-                options["seed"] = self.seed + number  # another in each batch
-            found.append(explain(model, x, method, y, **options))
+            another: dict[str, Any] = {"seed": self.seed + number} if method == "random" else {}  # in each batch
+            found.append(explain(model, x, target=y, **self.arguments[method], **another))
         return found
 
     def _maps(self, method: str) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
@@ -69,9 +65,9 @@ class Scorer:
             [each.raw for each in self._explanations(model, method, images, target)]
         )
 
-    def explain(self, methods: list[str], track: Callable[[list[Any]], Iterable[Any]] | None) -> None:
-        """Make the heatmaps of all methods."""
-        engine = self.engine
+    def explain(self, arguments: dict[str, dict[str, Any]], track: Callable[[list[Any]], Iterable[Any]] | None) -> None:
+        """Make the heatmaps of all methods, given their arguments of ``explain``."""
+        engine, methods, self.arguments = self.engine, list(arguments), arguments
         with Meter(self.model) as meter:
             for method in methods if track is None else track(methods):
                 cost = Cost()
@@ -84,7 +80,7 @@ class Scorer:
                 self.costs[method] = cost
                 self.rankings[method] = Ranking(torch.cat([each.raw for each in found]), self.seed)
                 heat = torch.cat([each.heatmap for each in found])
-                self.heatmaps[method] = (255 * heat).round().byte().numpy()
+                self.heatmaps[method] = (255 * heat.clamp(min=0)).round().byte().numpy()
         self.shown = np.concatenate([each.pixels() for each in found])
 
     def _put(self, metric: str, method: str, values: Tensor) -> None:

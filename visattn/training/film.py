@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from visattn.files import replacing
+from visattn.heatmaps import explain
 from visattn.modules import uncompiled
 from visattn.report.heatmaps import draw_film
-
-Look: TypeAlias = Callable[[nn.Module, Tensor], Tensor]  # (B, 3, H, W) -> heatmaps (B, H, W) in [0, 1]
 
 
 class Film(Callback):
@@ -28,11 +25,10 @@ class Film(Callback):
         every: epochs between two frames.
         images: (B, H, W, 3) in 0..255, for display.
         inputs: the same images as the model's input, (B, 3, H, W).
-        look: computes heatmaps.
     """
 
-    def __init__(self, folder: Path, every: int, images: NDArray[np.uint8], inputs: Tensor, look: Look) -> None:
-        self.folder, self.every, self.images, self.inputs, self.look = folder, every, images, inputs, look
+    def __init__(self, folder: Path, every: int, images: NDArray[np.uint8], inputs: Tensor) -> None:
+        self.folder, self.every, self.images, self.inputs = folder, every, images, inputs
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add a frame."""
@@ -41,7 +37,7 @@ class Film(Callback):
             return
         with uncompiled(pl_module.model), trainer.precision_plugin.forward_context():  # type: ignore[arg-type]
             inputs = trainer.precision_plugin.convert_input(self.inputs.to(pl_module.device))
-            maps = self.look(pl_module.model, inputs)  # type: ignore[arg-type]
+            maps = explain(pl_module.model, inputs).heatmap  # type: ignore[arg-type]
         if trainer.is_global_zero:
             with replacing(self.folder / "film" / f"epoch_{epoch:04}.npy") as partial, partial.open("wb") as stream:
                 np.save(stream, maps.half().cpu().numpy())

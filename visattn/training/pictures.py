@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from visattn.data.datamodule import Examples, ImageData
-from visattn.heatmaps import HasFixations, explain, grad_cam, look_at, on_mask
+from visattn.heatmaps import Explanation, HasFixations, explain, on_mask
 from visattn.modules import evaluating
 from visattn.report.curves import draw_confusion, draw_curves, read_confusion
 from visattn.report.heatmaps import Answer, draw_heatmaps
 from visattn.report.paths import draw_paths
 from visattn.report.views import Fixations
-from visattn.training.film import Film, Look
+from visattn.training.film import Film
 from visattn.training.ranks import on_first_process
 from visattn.training.settings import Settings
 
@@ -35,18 +34,11 @@ def create_film(folder: Path, settings: Settings, model: nn.Module, data: ImageD
     examples = data.examples(FILMED)
     inputs = _inputs(examples, data)
     try:
-        _, look = _way_to_look(model, inputs)
+        explain(model, inputs[:1])
     except ValueError as error:
         on_first_process(print, f"note: no heatmaps for this model: {error}")
         return []
-    return [Film(folder, every, np.stack(examples.images), inputs, look)]
-
-
-def _way_to_look(model: nn.Module, inputs: Tensor) -> tuple[str, Look]:
-    """Name and function of the method to use: glimpses if the model takes any, otherwise Grad-CAM."""
-    if isinstance(model, HasFixations):
-        return "glimpses", lambda model, images: explain(model, images, "glimpses").heatmap
-    return "Grad-CAM", partial(grad_cam, place=look_at(model, inputs))
+    return [Film(folder, every, np.stack(examples.images), inputs)]
 
 
 def _inputs(examples: Examples, data: ImageData) -> Tensor:
@@ -66,12 +58,12 @@ def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dic
     examples = data.examples(SHOWN)
     inputs = _inputs(examples, data)
     try:
-        way, look = _way_to_look(model, inputs)
+        explanation = explain(model, inputs)
     except ValueError:
         return  # reported at the start
-    maps = look(model, inputs).numpy()
+    maps = explanation.heatmap.numpy()
     masks = None if examples.masks is None else np.stack(examples.masks)
-    title = f"What {name} looks at ({way}, best epoch)"
+    title = f"What {name} looks at ({_way(explanation)}, best epoch)"
     images, answers = np.stack(examples.images), _answers(model, inputs, examples, data.source.names)
     if isinstance(model, HasFixations):
         _draw_fixations(folder / "fixations.png", model, images, inputs, answers, masks, name)
@@ -80,6 +72,11 @@ def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dic
         title += f": {inside:.0%} of it on the outlined digit, which covers {masks.mean():.0%} of the image"
     label = "how often seen (most = 1)" if isinstance(model, HasFixations) else "evidence for the answer (largest = 1)"
     draw_heatmaps(folder / "heatmaps.png", images, maps, answers, title=title, label=label, masks=masks)
+
+
+def _way(explanation: Explanation) -> str:
+    """How a heatmap was made, in a few words."""
+    return explanation.method + (" of log p" if explanation.of == "log_probability" else "")
 
 
 def _draw_fixations(

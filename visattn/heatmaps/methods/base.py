@@ -90,6 +90,13 @@ def seeded(seed: int) -> torch.Generator:
 
 
 METHODS: Registry[Method] = Registry("method")
+AUTO = "auto"  # whichever of them scored best for this kind of model
+
+
+def check_method(name: str) -> None:
+    """Raise if there is no method of this name."""
+    if name != AUTO:
+        METHODS[name]
 
 
 def register_method(

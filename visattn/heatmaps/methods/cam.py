@@ -28,9 +28,8 @@ from torch import Tensor, nn
 
 from visattn.heatmaps.methods.base import register_method
 from visattn.heatmaps.request import MethodResult, Request, backward_pass
-from visattn.heatmaps.scaling import FINE, to_heatmap
+from visattn.heatmaps.scaling import FINE
 from visattn.heatmaps.watch.cache import cached
-from visattn.heatmaps.watch.inspection import inspection_copy
 from visattn.heatmaps.watch.pooled import pooled_place
 from visattn.models.layout import Place
 from visattn.models.places import choose, survey_places
@@ -203,13 +202,6 @@ for _name in PACKAGE:
         slow=_name in ("scorecam", "ablationcam"),  # a pass for every channel
     )
     _method(partial(gradient_cam if _name in BY_GRADIENTS else cam, method=_name))
-
-
-def grad_cam(model: nn.Module, images: Tensor, place: Place, target: Tensor | None = None) -> Tensor:
-    """Grad-CAM of a batch at a place that is known, (B, H, W) in [0, 1] at the resolution of the images."""
-    with inspection_copy(model) as own:
-        maps = _maps(Request(own, images, target), place, "gradcam")
-    return to_heatmap(maps, (images.shape[-2], images.shape[-1]))
 
 
 def _maps(request: Request, place: Place, method: str, *, balanced: bool = False) -> Tensor:
