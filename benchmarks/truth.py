@@ -92,7 +92,8 @@ def scored(
     """What stands in the results about one model."""
     engine = Engine(model, images, black=black_of(preparation), batch_size=32)
     mosaics = make_mosaics(model, engine, most=MOSAICS)
-    rows, left_out = [], []
+    rows: list[dict[str, Any]] = []
+    left_out: list[tuple[str, str]] = []
     for name, arguments in ways(model, images[:1], slow=slow).items():
         start = time.perf_counter()
         try:
@@ -116,7 +117,7 @@ def scored(
         scores = {f"SRG {fill}": value for fill, value in srg.items()} | where
         rows.append({"name": name, "slow": slow, "scores": scores, "overall": overall})
         print(f"{name}: {overall:.3f} {scores} {time.perf_counter() - start:.0f} s", flush=True)
-    rows.sort(key=lambda row: -float(row["overall"]))
+    rows.sort(key=lambda row: -row["overall"])
     found = {"kind": kind_of(model, images[:1]), "images": len(images), "mosaics": len(mosaics.images)}
     return {**found, "rows": rows, "left_out": left_out}
 

@@ -1,6 +1,7 @@
 """Folders as they are found on real disks: links, loops, pipes, devices, sockets, and names that are no text."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
