@@ -36,7 +36,7 @@ from visattn.scoring.engine import Engine
 from visattn.scoring.faithfulness import FAITHFULNESS
 from visattn.scoring.fills import black_of
 from visattn.scoring.localisation import LOCALISATION
-from visattn.scoring.mosaics import make_mosaics
+from visattn.scoring.mosaics import CONFIDENT, make_mosaics
 from visattn.scoring.pictures import load_pictures
 from visattn.scoring.ranking import Ranking
 
@@ -145,7 +145,7 @@ def on_photographs(weights: Path, folder: Path) -> dict[str, Any]:
     preparation = own_preparation(model)
     pictures = load_pictures(find_images([str(folder)])[0], None, lambda: preparation, 10**6, print)
     with torch.no_grad():
-        sure = torch.cat([model(each).softmax(1).amax(1) for each in pictures.inputs.split(8)]) >= 0.5
+        sure = torch.cat([model(each).softmax(1).amax(1) for each in pictures.inputs.split(8)]) >= CONFIDENT
     return scored(model, pictures.inputs[sure], None, preparation, slow=False)
 
 

@@ -29,8 +29,7 @@ nothing about the model.
 
 PHOTOGRAPHS = """\
 The photographs were scored by hand, since neither weights nor photographs can be shipped: EfficientNet-Lite0 with its
-ImageNet weights (`--lite0`), on the photographs (`--photographs`) that it classifies with 50 % or more. GridPG uses
-those with 80 % or more.
+ImageNet weights (`--lite0`), on the photographs (`--photographs`) that it classifies with 80 % or more.
 
 """
 

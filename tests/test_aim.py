@@ -165,7 +165,9 @@ def test_on_the_command_line(tmp_path):
     assert "rather than cow" in (tmp_path / "out" / "index.html").read_text()
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].signed and name != "rise"])
+@pytest.mark.parametrize(
+    "method", [name for name in METHODS if METHODS[name].signed and name not in ("rise", "attcat")]
+)
 def test_signed_maps_keep_their_sign(method):
     model, images = model_and_images("test_resnet", 1)
     e = visattn.explain(model, images, method, 3, versus=4, signed=True)
@@ -181,7 +183,7 @@ def test_signed_maps_keep_their_sign(method):
 
 
 def test_a_map_without_sign_is_refused(vit):
-    with pytest.raises(ValueError, match="'rollout' have no sign: choose one of fullgrad"):
+    with pytest.raises(ValueError, match="'rollout' have no sign: choose one of attcat, fullgrad"):
         visattn.explain(*vit, "rollout", signed=True)
 
 

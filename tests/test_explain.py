@@ -367,10 +367,11 @@ class Segmenter(nn.Module):
 
 
 ANY = {"random", "center", "edge", "eigencam"}
+TOKENS = {"attention", "rollout", "attention_flow"}
 WITHOUT_CLASSES = {
-    "encoder": (lambda: timm.create_model("test_vit", num_classes=0), ANY | {"attention", "rollout"}),
-    "tokens": (lambda: timm.create_model("test_vit", num_classes=0, global_pool=""), ANY | {"attention", "rollout"}),
-    "features": (lambda: timm.create_model("test_vit", features_only=True), ANY | {"attention", "rollout"}),
+    "encoder": (lambda: timm.create_model("test_vit", num_classes=0), ANY | TOKENS),
+    "tokens": (lambda: timm.create_model("test_vit", num_classes=0, global_pool=""), ANY | TOKENS),
+    "features": (lambda: timm.create_model("test_vit", features_only=True), ANY | TOKENS),
     "map": (lambda: timm.create_model("test_resnet", num_classes=0, global_pool=""), ANY),
     "gated": (lambda: visattn.attach(timm.create_model("test_resnet", num_classes=0), "cbam"), ANY | {"gates"}),
     "segmenter": (Segmenter, ANY),

@@ -268,7 +268,6 @@ BAD_SETTINGS = {
     "devices": (["--devices", "two"], "--devices 'two'"),
     "precision": (["--precision", "12"], "precision"),
     "strategy": (["--strategy", "dpp"], "strategy"),
-    "nan": (["--lr", "1e6", "--optimizer", "sgd"], "the loss is no longer finite.*lower --lr"),
     "option": (["--attn-options", "{rd_ration: 1}"], "no argument 'rd_ration'"),
 }
 
@@ -283,6 +282,12 @@ def test_wrong_settings_end_in_one_line_that_helps(capsys, what):
     assert len(lines) == 1, said.err
     assert lines[0].startswith("train.py: ")
     assert re.search(message, lines[0])
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(capsys):
+    (line,) = run("--lr", "1e6", "--optimizer", "sgd", code=1, capsys=capsys).err.strip().splitlines()
+    assert line.startswith("train.py: the loss is no longer finite")
+    assert "lower --lr" in line
 
 
 def test_early_mistakes_leave_nothing_behind(elsewhere):

@@ -185,7 +185,7 @@ CASES = [
     Call(
         "attach, no word",
         lambda: visattn.attach(raising(AssertionError()), "se", example=IMAGES),
-        "could not be run (AssertionError)",
+        "could not be run (AssertionError in networks.py, line ",
     ),
     Call(
         "methods, two inputs",

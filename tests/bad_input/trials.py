@@ -169,7 +169,7 @@ OPTIONS = [
     run("--model-options '{device: meta}'", "cannot set 'device'"),
     run("--model-options '{dtype: float16}'", "cannot set 'dtype': use --precision"),
     run("--model-options '{act_layer: os.system}'", "cannot be built with"),
-    run("--new-lr-factor nan", "new_lr_factor: expected float, nothing; got nan"),
+    run("--new-lr-factor nan", "new_lr_factor: expected a finite number, got nan"),
     run("--attn se --attn-options '{rd_ratio: 1e30}'", "Overflow when unpacking long long"),
     run("--attn se --attn-options '{channels: 3}'", "block 'se' has no argument 'channels'"),
     run("--attn-options '{a: 1}'", "names no attention"),
