@@ -104,7 +104,9 @@ def test_auto_is_scored_and_written_like_any_other(models, tmp_path):
     model, x = models["convolutional networks"]
     found = visattn.evaluate(model, x, ["auto"], "srg", steps=2)
     assert found.methods[0] == "auto"
-    named = visattn.evaluate(model, x, {"mine": {"method": "sharp_gradcam", "of": "log_probability"}}, "srg", steps=2)
+    named = visattn.evaluate(
+        model, x, {"mine": {"method": "sharp_gradcam", "of": "log_probability", "balanced": True}}, "srg", steps=2
+    )
     np.testing.assert_array_equal(found.values["srg"]["auto"], named.values["srg"]["mine"])
     visattn.explain(model, x).save(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())

@@ -77,6 +77,19 @@ def test_balanced_gradients_are_used(method, name, monkeypatch):
     assert changed.probability == usual.probability
 
 
+@pytest.mark.parametrize("method", ["gradcam", "sharp_gradcam", "attcat", "chefer", "legrad", "input_x_gradient"])
+def test_a_probability_can_be_explained_with_balanced_gradients(method):
+    """Its softmax is not attention: of two classes, the gradient of one is that of the logits times p (1 - p)."""
+    model, images = model_and_images("test_vit", 1)
+    model.reset_classifier(2)
+    with torch.no_grad():
+        p = visattn.explain(model, images, method, 0, of="probability", balanced=True)
+        logits = visattn.explain(model, images, method, 0, versus=1, balanced=True)
+    assert p.raw.max() > 0
+    if method not in ("chefer", "legrad"):  # which are not linear in the gradient
+        torch.testing.assert_close(p.heatmap, logits.heatmap, rtol=1e-3, atol=2e-3)
+
+
 def test_what_hirescam_looks_at_is_not_orthogonal_to_its_gradient():
     model, image = small_vit()
     at_block = visattn.explain(model, image, "hirescam", layer="blocks.0").raw

@@ -125,7 +125,7 @@ CASES = [
     *(
         Call(
             f"a {name} hook that raises",
-            hooked(register, lambda model: visattn.explain(model, torch.rand(1, 3, 160, 160), "chefer")),
+            hooked(register, lambda model: visattn.explain(model, torch.rand(1, 3, 160, 160), "input_gradient")),
             says,
         )
         for name, (register, says) in HOOKS.items()

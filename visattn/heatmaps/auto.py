@@ -71,8 +71,11 @@ KINDS: tuple[tuple[str, Callable[[nn.Module, Tensor], bool]], ...] = (
 CHOICES: dict[str, tuple[Choice, ...]] = {
     "models that take glimpses": (Choice("glimpses"),),
     "vision transformers": (Choice("fullgrad"),),
-    "transformers with windows or stages": (Choice("fullgrad"),),
-    "convolutional networks": (Choice("sharp_gradcam", of="log_probability"), Choice("input_x_gradient")),
+    "transformers with windows or stages": (Choice("attcat", options={"balanced": True}), Choice("fullgrad")),
+    "convolutional networks": (
+        Choice("sharp_gradcam", of="log_probability", options={"balanced": True}),
+        Choice("input_x_gradient"),
+    ),
 }
 WITHOUT_CLASS = (Choice("rollout"), Choice("eigencam"), Choice("attention"))
 

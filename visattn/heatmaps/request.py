@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from visattn.heatmaps.aim import Aim, class_scores
@@ -82,6 +83,10 @@ class Request:
         Args:
             output: what the model returned; that of the last pass unless given.
         """
+        with torch.enable_grad(), torch._C.DisableTorchFunction():  # not balanced: it is not a part of the model
+            return self._score(output)
+
+    def _score(self, output: Any) -> Tensor:
         rows = self.aim.rows(self.model, self._output if output is None else output)
         if len(rows) != len(self.images):
             raise ValueError(f"there are {len(rows)} numbers to explain for {len(self.images)} images")

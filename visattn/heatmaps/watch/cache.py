@@ -5,6 +5,7 @@ Methods inspect copies of a model that live for one call; what they find is cach
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -24,14 +25,22 @@ _copies: Any = WeakTensorKeyDictionary()
 
 
 def cached(model: nn.Module, images: Tensor, what: str, find: Callable[[], T]) -> T:
-    """Return the result of a function of a model's structure and image size, computed once."""
+    """Return the result of a function of a model's structure and image size, computed once.
+
+    A sharded network cannot be copied any more, nor looked into; what was found before still holds.
+    """
     model = original(model)
     known = _known.setdefault(model, {})
     structure = hash(tuple((id(module), len(lasting_hooks(module._forward_hooks))) for module in model.modules()))
-    key = what, tuple(images.shape[1:]), structure
-    if key not in known:
-        known[key] = find()
-    return known[key]
+    key = what, tuple(images.shape[1:])
+    if key not in known or (known[key][0] != structure and not _is_sharded(model)):
+        known[key] = structure, find()
+    return known[key][1]
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
 
 def note_original(copied: nn.Module, model: nn.Module) -> None:
