@@ -1,7 +1,7 @@
 """Score every heatmap method on models of every kind, and write docs/truth.md.
 
 Run: python -m benchmarks.truth                 trains four small models (unless runs/truth has them), scores, writes
-     python -m benchmarks.truth vit swin        only these models
+     python -m benchmarks.truth vit swin --slow  only these models, with the methods that take many passes, too
      python -m benchmarks.truth --lite0 FILE --photographs FOLDER    the photographs: see docs/truth.md
      python -m benchmarks.truth --table         docs/truth.md from the results that are there
 
@@ -22,6 +22,7 @@ from typing import Any
 
 import timm
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import visattn
@@ -35,14 +36,15 @@ from visattn.scoring.engine import Engine
 from visattn.scoring.faithfulness import FAITHFULNESS
 from visattn.scoring.fills import black_of
 from visattn.scoring.localisation import LOCALISATION
-from visattn.scoring.mosaics import make_mosaics
+from visattn.scoring.mosaics import CONFIDENT, make_mosaics
 from visattn.scoring.pictures import load_pictures
 from visattn.scoring.ranking import Ranking
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "truth.json"
 RUNS = Path("runs") / "truth"
-IMAGES, STEPS = 32, 8
+IMAGES, MOSAICS, STEPS = 32, 16, 8
+CELLS = 16  # the most rows and columns of a map
 FILLS = ("blur", "mean", "black")
 
 # How the small models are trained, all on the cluttered digits.
@@ -64,24 +66,35 @@ TRAINING = {
 }  # fmt: skip
 
 
-def ways(model: nn.Module, example: Tensor) -> dict[str, dict[str, Any]]:
+def ways(model: nn.Module, example: Tensor, *, slow: bool) -> dict[str, dict[str, Any]]:
     """Every method that fits, with what it may explain and with balanced gradients, by a name for the table."""
     found: dict[str, dict[str, Any]] = {}
     for name in list_methods(model, example):
         method = METHODS[name]
+        if method.slow and not slow:
+            continue
         for of in ("logit", "log_probability") if method.of_class and not method.slow else ("logit",):
             for balanced in (False, True) if "balanced" in method.options() and not method.slow else (False,):
                 words = [name, *(["of log p"] if of != "logit" else []), *(["balanced"] if balanced else [])]
                 found[", ".join(words)] = {"method": name, "of": of} | ({"balanced": True} if balanced else {})
-    return dict(sorted(found.items(), key=lambda each: METHODS[each[1]["method"]].slow))
+    return found
 
 
-def scored(model: nn.Module, images: Tensor, masks: Tensor | None, preparation: Preparation) -> dict[str, Any]:
+def at_one_resolution(maps: Tensor) -> Tensor:
+    """(B, h, w), averaged over cells if it is finer than the others: single pixels would be another question."""
+    size = min(CELLS, maps.shape[1]), min(CELLS, maps.shape[2])
+    return F.adaptive_avg_pool2d(maps[:, None].float(), size)[:, 0]
+
+
+def scored(
+    model: nn.Module, images: Tensor, masks: Tensor | None, preparation: Preparation, *, slow: bool
+) -> dict[str, Any]:
     """What stands in the results about one model."""
     engine = Engine(model, images, black=black_of(preparation), batch_size=32)
-    mosaics = make_mosaics(model, engine, most=len(images))
-    rows, left_out = [], []
-    for name, arguments in ways(model, images[:1]).items():
+    mosaics = make_mosaics(model, engine, most=MOSAICS)
+    rows: list[dict[str, Any]] = []
+    left_out: list[tuple[str, str]] = []
+    for name, arguments in ways(model, images[:1], slow=slow).items():
         start = time.perf_counter()
         try:
             maps, mosaic_maps = (
@@ -94,7 +107,7 @@ def scored(model: nn.Module, images: Tensor, masks: Tensor | None, preparation: 
         except ValueError as error:
             left_out.append((name, str(error)))
             continue
-        ranking = Ranking(maps)
+        ranking = Ranking(at_one_resolution(maps))
         srg = {fill: float(FAITHFULNESS["srg"](engine, ranking, fill, STEPS).mean()) for fill in FILLS}
         where = {"GridPG": float(mosaics.score(Ranking(mosaic_maps)).mean())}
         if masks is not None:
@@ -104,7 +117,7 @@ def scored(model: nn.Module, images: Tensor, masks: Tensor | None, preparation: 
         scores = {f"SRG {fill}": value for fill, value in srg.items()} | where
         rows.append({"name": name, "slow": slow, "scores": scores, "overall": overall})
         print(f"{name}: {overall:.3f} {scores} {time.perf_counter() - start:.0f} s", flush=True)
-    rows.sort(key=lambda row: -float(row["overall"]))
+    rows.sort(key=lambda row: -row["overall"])
     found = {"kind": kind_of(model, images[:1]), "images": len(images), "mosaics": len(mosaics.images)}
     return {**found, "rows": rows, "left_out": left_out}
 
@@ -118,10 +131,10 @@ def train(name: str) -> Path:
     return folder
 
 
-def on_digits(name: str) -> dict[str, Any]:
+def on_digits(name: str, *, slow: bool) -> dict[str, Any]:
     trained, preparation = open_model(None, str(train(name)), None)
     pictures = load_pictures("digits", None, lambda: preparation, IMAGES, print)
-    return scored(trained.model.eval(), pictures.inputs, pictures.masks, preparation)
+    return scored(trained.model.eval(), pictures.inputs, pictures.masks, preparation, slow=slow)
 
 
 def on_photographs(weights: Path, folder: Path) -> dict[str, Any]:
@@ -132,8 +145,8 @@ def on_photographs(weights: Path, folder: Path) -> dict[str, Any]:
     preparation = own_preparation(model)
     pictures = load_pictures(find_images([str(folder)])[0], None, lambda: preparation, 10**6, print)
     with torch.no_grad():
-        sure = torch.cat([model(each).softmax(1).amax(1) for each in pictures.inputs.split(8)]) >= 0.5
-    return scored(model, pictures.inputs[sure], None, preparation)
+        sure = torch.cat([model(each).softmax(1).amax(1) for each in pictures.inputs.split(8)]) >= CONFIDENT
+    return scored(model, pictures.inputs[sure], None, preparation, slow=False)
 
 
 def main() -> None:
@@ -141,6 +154,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", choices=[*TRAINING, []], help="all unless given")
     parser.add_argument("--lite0", type=Path, metavar="FILE", help="weights of EfficientNet-Lite0, in timm's order")
     parser.add_argument("--photographs", type=Path, metavar="FOLDER")
+    parser.add_argument("--slow", action="store_true", help="also the methods that take many passes per image")
     parser.add_argument("--table", action="store_true", help="only write docs/truth.md")
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"models": {}}
@@ -149,7 +163,7 @@ def main() -> None:
         results["models"]["efficientnet_lite0, photographs"] = on_photographs(arguments.lite0, arguments.photographs)
     elif not arguments.table:
         for title, name in jobs.items():
-            results["models"][title] = on_digits(name)
+            results["models"][title] = on_digits(name, slow=arguments.slow)
             save(results)
     save(results)
     write_table(results, HERE.parent / "docs" / "truth.md")

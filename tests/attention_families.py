@@ -1,7 +1,7 @@
 """Capture, geometry and rollout on the smallest model with attention of every timm module, and a table of it.
 
-Run: python -m tests.attention_families               all modules, writes docs/attention.md (about twenty minutes)
-     python -m tests.attention_families swin_transformer vit   some of them, prints only
+Run: python -m tests.attention_families                          all, writes docs/attention.md (about twenty minutes)
+     python -m tests.attention_families swin_transformer levit   some of them, prints only
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 import visattn
 from tests.families import TABLE as FAMILIES
-from tests.families import smallest, tensor
+from tests.families import families_from, smallest, tensor
 from tests.models import model_and_images
 from visattn.heatmaps import MissedAttention
 from visattn.heatmaps.watch.geometry import geometry
@@ -169,14 +169,15 @@ def row(family: str, name: str) -> Row:
     return result
 
 
-def main(families: list[str]) -> None:
+def main(arguments: list[str]) -> None:
+    families, every = families_from(arguments, __doc__)
     rows = []
-    for family in families or [name for name in timm.list_modules() if name != "visattn"]:
+    for family in families:
         name = smallest_with_attention(family)
         if name is not None:
             rows.append(row(family, name))
             print(rows[-1], flush=True)
-    if not families:
+    if every:
         Path(TABLE).write_text(HEADER.format(version=timm.__version__) + "".join(f"{row}\n" for row in rows))
         failed = [row.family for row in rows if "FAILED" in row.remarks]
         sys.exit(f"failed: {failed}" if failed else 0)

@@ -248,6 +248,7 @@ def randomise(module: nn.Module) -> None:
 
 
 DEFAULTS = [Case(name) for name in visattn.list_blocks()]
+OF_EVERY_FAMILY = ("se", "residual", "cbam", "nonlocal", "mhsa", "hard")  # a sample
 VARIANTS = [
     Case("se", {"rd_ratio": 1 / 4, "bias": False}),
     Case("eca", {"kernel_size": 5}),

@@ -46,6 +46,13 @@ def _few_pictures(monkeypatch):
 
 
 @pytest.fixture
+def undrawn(elsewhere, monkeypatch):
+    """A folder of its own to work in, for runs that leave out their last pictures."""
+    monkeypatch.setattr("visattn.training.train.draw_outcome", lambda *_: None)
+    return elsewhere
+
+
+@pytest.fixture
 def _scratch_names(monkeypatch):
     """Blocks, methods, models and plugins that come in during a test are gone after it."""
     monkeypatch.setattr(base, "BLOCKS", Registry("block", {name: base.block_info(name) for name in base.BLOCKS}))

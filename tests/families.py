@@ -1,11 +1,12 @@
 """Attach to the smallest model of every timm module and write down what happened.
 
-Run: python -m tests.families            all modules, writes docs/families.md (about twenty minutes)
-     python -m tests.families resnet vit  some of them, prints only
+Run: python -m tests.families               all modules, writes docs/families.md (about twenty minutes)
+     python -m tests.families resnet levit  some of them, prints only
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import sys
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 import visattn
 from tests.models import model_and_images
 from visattn.models.places import choose, survey_places
+from visattn.registry import suggest
 
 TABLE = Path(__file__).parent.parent / "docs" / "families.md"
 
@@ -120,12 +122,25 @@ def row(family: str, name: str) -> Row:
     return result
 
 
-def main(families: list[str]) -> None:
+def families_from(arguments: list[str], documentation: str) -> tuple[list[str], bool]:
+    """The families to try, and whether these are all there are."""
+    known = [name for name in timm.list_modules() if name != "visattn"]
+    parser = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", nargs="*", help="module of timm, such as vision_transformer [all of them]")
+    given = parser.parse_args(arguments).family
+    for name in given:
+        if name not in known:
+            parser.error(f"unknown family {name!r}: {suggest(name, known)}")
+    return given or known, not given
+
+
+def main(arguments: list[str]) -> None:
+    families, every = families_from(arguments, __doc__)
     rows = []
-    for family in families or [name for name in timm.list_modules() if name != "visattn"]:
+    for family in families:
         rows.append(row(family, smallest(family)))
         print(rows[-1], flush=True)
-    if not families:
+    if every:
         TABLE.write_text(HEADER.format(version=timm.__version__) + "".join(f"{row}\n" for row in rows))
 
 

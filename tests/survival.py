@@ -5,6 +5,7 @@ learned something; afterwards all blocks must be there, the output must be equal
 the blocks are set to zero, so that a block which is there but never called is found out.
 """
 
+import argparse
 import copy
 import io
 import pickle
@@ -351,7 +352,9 @@ OPERATIONS = {
 }
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args(arguments)
     rows = []
     for operation, do in OPERATIONS.items():
         rows.append(f"| {' | '.join([operation, *(do(network) for network in NETWORKS)])} |\n")
@@ -360,4 +363,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -11,7 +11,10 @@ from torch import nn
 
 import visattn
 from tests.models import model_and_images
+from visattn.cli import main
+from visattn.data.preparation import Preparation
 from visattn.heatmaps import METHODS
+from visattn.opening import own_preparation
 
 GRADIENTS = ("gradcam", "scorecam", "ablationcam", "fullgrad", "input_gradient", "chefer", "legrad")
 
@@ -124,7 +127,7 @@ def test_score_and_ablation_cam_compare_numbers_that_are_explained(vit):
 
 
 def bad(**options):
-    model, images = model_and_images("test_resnet", 2)
+    model, images = model_and_images("test_resnet", 2, size=(64, 64))
     return lambda: visattn.explain(model, images, "gradcam", **options)
 
 
@@ -149,8 +152,6 @@ def test_bad_targets(options, message):
 
 
 def test_on_the_command_line(tmp_path):
-    from visattn.cli import main
-
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), "uint8")).save(tmp_path / "a.png")
     model = timm.create_model("test_vit", num_classes=3)
     visattn.save_model(model, tmp_path / "model", classes=["cat", "dog", "cow"])
@@ -164,7 +165,9 @@ def test_on_the_command_line(tmp_path):
     assert "rather than cow" in (tmp_path / "out" / "index.html").read_text()
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].signed and name != "rise"])
+@pytest.mark.parametrize(
+    "method", [name for name in METHODS if METHODS[name].signed and name not in ("rise", "attcat")]
+)
 def test_signed_maps_keep_their_sign(method):
     model, images = model_and_images("test_resnet", 1)
     e = visattn.explain(model, images, method, 3, versus=4, signed=True)
@@ -180,9 +183,72 @@ def test_signed_maps_keep_their_sign(method):
 
 
 def test_a_map_without_sign_is_refused(vit):
-    with pytest.raises(ValueError, match="'rollout' have no sign: choose one of fullgrad"):
+    with pytest.raises(ValueError, match="'rollout' have no sign: choose one of attcat, fullgrad"):
         visattn.explain(*vit, "rollout", signed=True)
 
 
 def test_all_class_methods_are_covered():
     assert {*GRADIENTS} <= {name for name in METHODS if METHODS[name].of_class}
+
+
+def compared_folder(folder):
+    """Images of which a network says different things, and what it says."""
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet", num_classes=3).eval()
+    images = [np.random.default_rng(n).integers(0, 60 * (n + 1), (40, 40, 3)).astype(np.uint8) for n in range(4)]
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{number}.png")
+    with torch.no_grad():  # on average no class is likelier, so that none is the likeliest for all
+        model.fc.bias -= model(own_preparation(model).batch(images)).mean(0)
+    visattn.save_model(model, folder / "m", classes=["cat", "dog", "cow"])
+    return [each.labels[0] for each in visattn.predict(folder / "m", [folder / f"{n}.png" for n in range(4)])]
+
+
+def test_an_image_of_the_compared_class_costs_the_others_nothing(elsewhere, capsys):
+    answers = compared_folder(elsewhere)
+    assert len(set(answers)) > 1
+    rarest = min(set(answers), key=answers.count)
+    command = ["heatmap", "--weights", "m", "--image", *(f"{number}.png" for number in range(4)), "--out", "out"]
+    assert main([*command, "--method", "gradcam,layercam,eigencam", "--versus", rarest]) == 1
+    said = capsys.readouterr().err
+    for number, answer in enumerate(answers):
+        assert (elsewhere / "out" / f"{number}_gradcam.png").is_file() == (answer != rarest)
+        assert (elsewhere / "out" / f"{number}_eigencam.png").is_file()  # is not about a class
+        assert (f"{number}.png, layercam: it would be compared with the class that it explains" in said) == (
+            answer == rarest
+        )
+    manifest = json.loads((elsewhere / "out" / "manifest.json").read_text())
+    assert len(manifest["images"]) == 4
+    assert len(manifest["left_out"]) == 2 * answers.count(rarest)
+
+
+def test_an_image_without_any_heatmap_is_left_out(elsewhere, capsys):
+    answers = compared_folder(elsewhere)
+    command = ["heatmap", "--weights", "m", "--image", *(f"{number}.png" for number in range(4)), "--method", "gradcam"]
+    assert main([*command, "--versus", answers[0], "--out", "out"]) == 1
+    manifest = json.loads((elsewhere / "out" / "manifest.json").read_text())
+    assert len(manifest["images"]) == 4 - answers.count(answers[0])
+    assert main([*command, "--target", "cat", "--versus", "cat", "--out", "none"]) == 2
+    assert "gradcam: it would be compared with the class that it explains" in capsys.readouterr().err
+    assert not (elsewhere / "none").exists()
+
+
+def test_what_one_image_does_to_a_method_does_not_concern_the_others():
+    class Fragile(nn.Module):
+        """Its gradient is infinite for dark images."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3, 2)
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.fc(self.conv(x).mean((2, 3))) + x.abs().mean((1, 2, 3)).sqrt()[:, None]
+
+    images = [np.full((32, 32, 3), value, np.uint8) for value in (0, 100, 200)]
+    prepared = Preparation((3, 32, 32), mean=(0, 0, 0), std=(1, 1, 1))
+    found = visattn.examine(Fragile(), images, ["input_gradient", "center"], preparation=prepared)
+    assert [sorted(each.heatmaps) for each in found.findings] == [["center"], *[["center", "input_gradient"]] * 2]
+    ((what, why),) = found.left_out
+    assert what == "image 0, input_gradient"
+    assert "not finite" in why

@@ -14,6 +14,7 @@ from torch import nn
 
 import visattn
 from tests import families
+from tests.blocks import OF_EVERY_FAMILY
 from tests.models import model_and_images
 from tests.survival import SMALL_SWIN
 from tests.tiers import mostly_slow
@@ -78,9 +79,15 @@ def test_the_table_of_families_is_complete():
         assert families.row(family, families.smallest(family)).result == "ok"
 
 
-@pytest.mark.parametrize("block", visattn.list_blocks())
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout"])  # NCHW, tokens, NHWC
-def test_every_block_starts_as_the_identity_and_learns(name, block):
+LAYOUTS = {"NCHW": "test_resnet", "tokens": "test_vit", "NHWC": "test_mambaout"}
+PAIRS = [f"{block} in {layout}" for layout in LAYOUTS for block in visattn.list_blocks()]
+QUICK = [pair for pair in PAIRS if pair.endswith("NCHW") or pair.partition(" ")[0] in OF_EVERY_FAMILY]
+
+
+@pytest.mark.parametrize("pair", mostly_slow(PAIRS, *QUICK))
+def test_every_block_starts_as_the_identity_and_learns(pair):
+    block, _, layout = pair.partition(" in ")
+    name = LAYOUTS[layout]
     side = 160 if name == "test_vit" else 96
     model, x = model_and_images(name, size=(side, side))
     before = model(x)
@@ -528,3 +535,27 @@ def test_a_network_without_weights():
     visattn.attach(model, "se", at="0", example=x)
     assert torch.equal(model(x), before)
     assert sum(parameter.numel() for parameter in model.parameters()) > 0
+
+
+class Sized(nn.Module):
+    """A block that notes the sizes of maps with numbers, and may take only one of them."""
+
+    def __init__(self, channels, seen, only=None):
+        super().__init__()
+        self.seen, self.only = seen, only
+        self.weight = nn.Parameter(torch.ones(channels, 1, 1))
+
+    def forward(self, x):
+        if self.only not in (None, x.shape[-1]):
+            raise RuntimeError(f"only {self.only} pixels")
+        if not x.is_meta:
+            self.seen.append(x.shape[-1])
+        return 2 * self.weight * x
+
+
+@pytest.mark.parametrize(("only", "expected"), [(None, [32]), (224, [224])])
+def test_a_block_is_tried_on_a_small_map_first(only, expected):
+    seen = []
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
+    visattn.attach(network, lambda channels: Sized(channels, seen, only), "0")
+    assert seen == expected

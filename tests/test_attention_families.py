@@ -19,7 +19,7 @@ def test_the_table_has_no_failures():
 SAMPLE = ["vision_transformer", "levit", "efficientvit_msra", "shvit", "xcit", "edgenext"]
 
 
-@pytest.mark.parametrize("family", mostly_slow(SAMPLE, "vision_transformer", "efficientvit_msra", "edgenext"))
+@pytest.mark.parametrize("family", mostly_slow(SAMPLE, "vision_transformer", "edgenext"))
 def test_sample(family):
     name, layers = next((name, layers) for each, name, layers, _ in ROWS if each == family)
     fresh = row(family, name)

@@ -4,13 +4,12 @@ import onnxruntime
 import pytest
 import torch
 
-from tests.blocks import DEFAULTS, Case
+from tests.blocks import DEFAULTS, OF_EVERY_FAMILY, Case
 from tests.tiers import mostly_slow
 from visattn.blocks import FAMILIES, block_info, list_blocks
 
-SAMPLE = ("se", "residual", "cbam", "nonlocal", "mhsa", "hard")  # of every family
 every_block = pytest.mark.parametrize(
-    "case", mostly_slow(DEFAULTS, *SAMPLE, key=lambda case: case.name), ids=lambda case: case.id
+    "case", mostly_slow(DEFAULTS, *OF_EVERY_FAMILY, key=lambda case: case.name), ids=lambda case: case.id
 )
 # TorchScript has no words for what the others do: lists of a size it cannot know, dataclasses, modules as arguments
 NOT_SCRIPTED = {"fca", "gc", "ge_theta", "ge_theta_plus", "hard", "hard_topk", "mhsa", "nonlocal", "nonlocal_gaussian",
@@ -18,7 +17,7 @@ NOT_SCRIPTED = {"fca", "gc", "ge_theta", "ge_theta_plus", "hard", "hard_topk", "
 
 
 def test_the_sample_has_every_family():
-    assert {block_info(name).family for name in SAMPLE} == {*FAMILIES}
+    assert {block_info(name).family for name in OF_EVERY_FAMILY} == {*FAMILIES}
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
 import visattn
 from tests.survival import SMALL_SWIN
-from visattn.heatmaps import grad_cam, look_at
+from tests.tiers import mostly_slow
+from visattn.heatmaps import look_at
 from visattn.heatmaps.methods.cam import PACKAGE
 
 
@@ -37,7 +38,7 @@ def test_equals_the_grad_cam_package(name):
     target = torch.arange(7)
     place = look_at(model, images)
     assert min(place.size) >= 4
-    ours = grad_cam(model, images, place, target)
+    ours = visattn.explain(model, images, "gradcam", target).heatmap
     assert ours.shape == (7, size, size)
     assert 0 <= ours.min() <= ours.max() <= 1
     with GradCAM(model, [model.get_submodule(place.name)], reshape_transform=transform) as package:
@@ -124,7 +125,7 @@ def test_the_place_of_a_class_token_model_has_a_say_in_the_output():
     model = timm.create_model("test_vit").eval()
     images = torch.rand(1, 3, 160, 160)
     assert look_at(model, images).name == "blocks.4"  # behind the last one, block 5, only the class token is read
-    assert grad_cam(model, images, look_at(model, images)).max() == 1
+    assert visattn.explain(model, images, "gradcam").heatmap.max() == 1
 
 
 # At its usual size: the map that the head reads, and the end of the last stage, which is not always the same.
@@ -141,7 +142,10 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("name", READ)
+QUICK = ("resnet18", "mobilenetv2_100", "convnext_atto", "swin_tiny_patch4_window7_224", "crossvit_tiny_240")
+
+
+@pytest.mark.parametrize("name", mostly_slow(READ, *QUICK))
 def test_methods_look_at_the_map_that_the_head_reads_or_at_the_end_of_a_stage(name):
     model = timm.create_model(name).eval()
     images = torch.rand(1, *model.pretrained_cfg["input_size"])
@@ -190,7 +194,7 @@ def test_the_model_is_left_as_it_was_found():
     state = {key: value.clone() for key, value in model.state_dict().items()}
     images = torch.rand(2, 3, 96, 96)
     with torch.no_grad():
-        grad_cam(model, images, look_at(model, images))
+        visattn.explain(model, images, "gradcam")
     assert [module.training for module in model.modules()] == modes
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -201,15 +205,14 @@ def test_the_model_is_left_as_it_was_found():
 def test_a_frozen_model_has_maps_too():
     model = timm.create_model("test_resnet").eval().requires_grad_(False)
     images = torch.rand(2, 3, 96, 96)
-    assert grad_cam(model, images, look_at(model, images)).amax((1, 2)).tolist() == [1, 1]
+    assert visattn.explain(model, images, "gradcam").heatmap.amax((1, 2)).tolist() == [1, 1]
 
 
 def test_maps_do_not_depend_on_batch_mates():
     model = timm.create_model("test_resnet").eval()
     images = torch.rand(3, 3, 96, 96)
-    place = look_at(model, images)
-    together = grad_cam(model, images, place)
-    torch.testing.assert_close(together[1:2], grad_cam(model, images[1:2], place), atol=1e-4, rtol=0)
+    together, alone = (visattn.explain(model, each, "gradcam").heatmap for each in (images, images[1:2]))
+    torch.testing.assert_close(together[1:2], alone, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

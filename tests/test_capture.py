@@ -12,6 +12,7 @@ from torch import nn
 import visattn
 from tests.models import model_and_images
 from tests.reference.heatmaps import vit
+from tests.tiers import mostly_slow
 from visattn.heatmaps import MissedAttention
 from visattn.heatmaps.watch.passes import computes_attention
 
@@ -76,7 +77,10 @@ SAMPLE = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+QUICK = ("test_vit", "convit_tiny", "xcit_nano_12_p8_224", "levit_128s", "efficientvit_m0", "mobilevit_xxs")
+
+
+@pytest.mark.parametrize("name", mostly_slow(SAMPLE, *QUICK))
 def test_all_layers_of_a_model_are_seen_and_the_output_is_the_same(name):
     model, images = model_and_images(name, number=1)
     with torch.no_grad():

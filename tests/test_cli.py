@@ -1,4 +1,4 @@
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -7,10 +7,6 @@ import visattn
 from visattn.blocks import block_info
 from visattn.cli import main
 from visattn.counting import count_macs, count_parameters
-
-
-def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "visattn", *arguments], capture_output=True, text=True, check=False)
 
 
 def test_blocks_prints_every_block_with_its_figures(capsys):
@@ -48,9 +44,12 @@ def test_mistakes_are_one_line(arguments, message, capsys):
     assert error.count("\n") == 1
 
 
-def test_the_command_and_the_module_are_the_same():
-    result = run("--version")
-    assert result.returncode == 0
-    assert result.stdout == f"visattn {visattn.__version__}\n"
-    assert run("blocks", "--famly").returncode == 2
-    assert run().returncode == 2
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [(["--version"], 0, f"visattn {visattn.__version__}\n"), (["blocks", "--famly"], 2, ""), ([], 2, "")],
+)
+def test_the_module_is_the_command(arguments, code, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["visattn", *arguments])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("visattn", run_name="__main__")
+    assert (end.value.code, capsys.readouterr().out) == (code, said)

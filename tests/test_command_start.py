@@ -88,7 +88,7 @@ def test_a_full_disk_behind_stdout(command, buffered):
 
 def test_a_detour_to_a_new_folder_creates_nothing_on_the_way(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "--out", "new/../there", "--model", "nothing"]) == 1
+    assert main(["train", "--out", "new/../there", "--model", "nothing"]) == 2
     assert main(["heatmap", "--out", "new/../there", "--image", "nothing", "--model", "test_vit"]) == 2
     assert main(["evaluate", "--out", "new/../there", "--model", "nothing"]) == 2
     assert not (tmp_path / "new").exists(), capsys.readouterr().err

@@ -5,7 +5,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.training import ROOT, environment
 from visattn.data import files
+from visattn.data.copies import copies
 from visattn.data.decode import BadImage, read_image
 from visattn.data.files import MAX_BYTES, search
 from visattn.data.images import find_images
@@ -86,6 +85,49 @@ def test_an_image_of_two_classes_is_refused(drinks):
     (drinks / "tea" / "same.png").symlink_to("../coffee/0.png")
     with pytest.raises(ValueError, match=r"same.png' and '.*coffee/0.png' are the same image in two classes, 'tea'"):
         opened(drinks)
+
+
+def test_a_hard_link_is_the_same_image(drinks):
+    (drinks / "coffee" / "zero.png").hardlink_to(drinks / "coffee" / "0.png")
+    assert counts(opened(drinks)) == (6, 2, ("coffee", "tea"))
+    assert len(find_images([drinks / "coffee", drinks / "coffee" / "0.png"])[0]) == 4
+    (drinks / "tea" / "same.png").hardlink_to(drinks / "coffee" / "0.png")
+    with pytest.raises(ValueError, match=r"are the same image in two classes, 'tea' and 'coffee'"):
+        opened(drinks)
+
+
+def test_copies_are_noticed(drinks, monkeypatch):
+    assert opened(drinks).notes == ()
+    for number in range(4):
+        shutil.copy(drinks / "coffee" / f"{number}.png", drinks / "coffee" / f"again{number}.png")
+    assert len(opened(drinks).train) == 10 - 4 + 4 - 1  # both are used
+    (line,) = opened(drinks).notes
+    assert line.endswith("validation images are also training images: validation will look too good")
+    shutil.rmtree(drinks / "coffee")
+    for number in range(4):
+        write(drinks / "coffee" / f"{number}.png", number)
+    shutil.copy(drinks / "coffee" / "0.png", drinks / "tea" / "other.png")
+    (line,) = [note for note in opened(drinks).notes if "classes" in note]
+    assert line.startswith("copies of the same image in two classes: 1, such as '")
+    assert "coffee/0.png'" in line
+    assert "tea/other.png'" in line
+    monkeypatch.setattr("visattn.data.folders.MOST_COMPARED", 3)
+    assert opened(drinks).notes == ()
+
+
+def test_what_is_like_another_file_is_no_copy(tmp_path):
+    contents = {
+        "a": b"x" * 9000,
+        "b": b"x" * 8999 + b"y",
+        "c": b"y" + b"x" * 8999,
+        "d": b"",
+        "e": b"",
+        "f": b"x" * 9000,
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "g").symlink_to("nowhere")
+    assert list(copies(str(tmp_path / name) for name in "abcdefg")) == [[str(tmp_path / "a"), str(tmp_path / "f")]]
 
 
 def test_an_image_of_two_names_counts_once(drinks):
@@ -201,18 +243,25 @@ def test_trees_of_any_depth(tmp_path, monkeypatch):
     subprocess.run(["rm", "-rf", "d" * 200], check=True)
 
 
-def test_no_permission_is_said(drinks):
+@pytest.fixture
+def _not_root():
+    """Root may read anything; nobody may not."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(before)
+
+
+def test_no_permission_is_said(drinks, monkeypatch, request):
     (drinks / "coffee" / "secret").mkdir()
     (drinks / "coffee" / "secret").chmod(0)
-    code = f"from visattn.data.images import find_images; print(*find_images([{str(drinks)!r}]))"
-    command = [sys.executable, "-c", code]
-    if os.geteuid() == 0:
-        if shutil.which("setpriv") is None:
-            pytest.skip("running as root, without setpriv to become somebody else")
-        command = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", *command]
-    result = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "secret', 'Permission denied')" in result.stdout
-    assert "tea/3.png" in result.stdout
+    drinks.chmod(0o755)
+    monkeypatch.chdir(drinks)  # nobody may not pass through the folders above
+    request.getfixturevalue("_not_root")
+    paths, missing = find_images(["."])
+    assert [(os.path.basename(what), why) for what, why in missing] == [("secret", "Permission denied")]
+    assert "tea/3.png" in map(str, paths)
 
 
 def test_the_same_extensions_everywhere(tmp_path):

@@ -243,6 +243,21 @@ def test_the_same_from_python(photographs):
     assert [each["name"] for each in content["images"]] == ["photographs/0.png", "photographs/3.png"]
 
 
+def test_balanced_gradients_are_scored(photographs):
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", num_classes=2)
+    visattn.save_model(model, "vit")
+    line = "evaluate --weights vit --data photographs --methods input_x_gradient --metrics srg --steps 2 --out out"
+    assert main([*line.split(), "--balanced"]) == 0
+    assert json.loads((photographs / "out" / "scores.json").read_text())["settings"]["balanced"]
+    image = torch.rand(1, 3, 160, 160)
+    usual, balanced = (
+        visattn.evaluate(model, image, ["chefer", "rollout"], "srg", steps=1, balanced=each) for each in (False, True)
+    )
+    assert not np.array_equal(usual.heatmaps["chefer"], balanced.heatmaps["chefer"])
+    np.testing.assert_array_equal(usual.heatmaps["rollout"], balanced.heatmaps["rollout"])
+
+
 def test_scores_within_the_images_are_not_read_as_images(photographs):
     line = "evaluate --weights model --data photographs --methods edge --metrics srg --steps 1 --out photographs/scores"
     for _ in range(2):

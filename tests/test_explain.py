@@ -33,12 +33,21 @@ def cnn():
     return model, torch.rand(2, 3, 64, 96)
 
 
-@pytest.mark.parametrize("method", list(METHODS))
-@pytest.mark.parametrize("kind", ["vit", "cnn"])
-def test_every_method_gives_heatmaps_or_a_reason(method, kind, request):
-    model, images = request.getfixturevalue(kind)
-    possible = visattn.list_methods(model, images)
+@pytest.fixture(scope="module", params=["vit", "cnn"])
+def kind(request):
+    """A model, images, and the methods for them."""
+    model, images = request.getfixturevalue(request.param)
+    return model, images, visattn.list_methods(model, images)
+
+
+def test_every_method_fits_or_has_a_reason(kind):
+    _, _, possible = kind
     assert {*possible} | {*possible.reasons} == {*METHODS}
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_every_method_gives_heatmaps_or_a_reason(method, kind):
+    model, images, possible = kind
     if method not in possible:
         with pytest.raises(ValueError, match=f"^{method.replace('+', '.')} does not work on this .*: "):
             visattn.explain(model, images, method)
@@ -358,10 +367,11 @@ class Segmenter(nn.Module):
 
 
 ANY = {"random", "center", "edge", "eigencam"}
+TOKENS = {"attention", "rollout", "attention_flow"}
 WITHOUT_CLASSES = {
-    "encoder": (lambda: timm.create_model("test_vit", num_classes=0), ANY | {"attention", "rollout"}),
-    "tokens": (lambda: timm.create_model("test_vit", num_classes=0, global_pool=""), ANY | {"attention", "rollout"}),
-    "features": (lambda: timm.create_model("test_vit", features_only=True), ANY | {"attention", "rollout"}),
+    "encoder": (lambda: timm.create_model("test_vit", num_classes=0), ANY | TOKENS),
+    "tokens": (lambda: timm.create_model("test_vit", num_classes=0, global_pool=""), ANY | TOKENS),
+    "features": (lambda: timm.create_model("test_vit", features_only=True), ANY | TOKENS),
     "map": (lambda: timm.create_model("test_resnet", num_classes=0, global_pool=""), ANY),
     "gated": (lambda: visattn.attach(timm.create_model("test_resnet", num_classes=0), "cbam"), ANY | {"gates"}),
     "segmenter": (Segmenter, ANY),

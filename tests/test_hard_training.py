@@ -54,14 +54,14 @@ def test_every_kind_trains_goes_on_and_repeats_itself(elsewhere, name):
     assert (elsewhere / "runs" / "one" / "fixations.png").is_file() == ("test_resnet" not in MODELS[name])
 
 
-def test_another_seed_decides_differently(elsewhere):
+def test_another_seed_decides_differently(undrawn):
     for seed in ("0", "1"):
         assert main([*STEPS, "--seed", seed, "--name", seed]) == 0
-    ours, theirs = (weights(elsewhere, seed)["model.locator.bias"] for seed in ("0", "1"))
+    ours, theirs = (weights(undrawn, seed)["model.locator.bias"] for seed in ("0", "1"))
     assert not torch.equal(ours, theirs)
 
 
-def test_the_policy_is_trained_by_the_policy_term_only(elsewhere):
+def test_the_policy_is_trained_by_the_policy_term_only(undrawn):
     """With a weight of zero the locator keeps its weights; everything else learns."""
     still = ["--model-options", "{glimpses: 3, size: 12, policy_weight: 0.0}"]
     moving = ["--model-options", "{glimpses: 3, size: 12}"]
@@ -69,16 +69,16 @@ def test_the_policy_is_trained_by_the_policy_term_only(elsewhere):
     begin = create_classifier(settings, create_source(settings)).model.state_dict()
     for name, options, expected in (("still", still, True), ("moving", moving, False)):
         assert main([*STEPS, *options, "--name", name]) == 0
-        end = weights(elsewhere, name)
+        end = weights(undrawn, name)
         assert torch.equal(end["model.locator.weight"], begin["locator.weight"]) == expected
         assert not torch.equal(end["model.baseline.weight"], begin["baseline.weight"])
         assert not torch.equal(end["model.head.weight"], begin["head.weight"])
 
 
-def test_the_moving_average_follows_the_reward(elsewhere):
+def test_the_moving_average_follows_the_reward(undrawn):
     """After eight steps b = sum of 0.1 * 0.9^(8 - i) * accuracy of step i: between zero and 1 - 0.9^8."""
     assert main([*STEPS, *MODELS["moving_average"], "--name", "average"]) == 0
-    (expected,) = (value for key, value in weights(elsewhere, "average").items() if key.endswith(".expected"))
+    (expected,) = (value for key, value in weights(undrawn, "average").items() if key.endswith(".expected"))
     assert 0 < expected <= 1 - 0.9**8
 
 
@@ -149,7 +149,7 @@ BAD = {
 def test_bad_settings_end_in_one_line(what, capsys, monkeypatch):
     arguments, message = BAD[what]
     monkeypatch.setattr("torchvision.datasets.MNIST", _offline)
-    assert main([*STEPS, *arguments]) == 1
+    assert main([*STEPS, *arguments]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import struct
-import subprocess
-import sys
 import zlib
 
 import numpy as np
@@ -21,6 +19,7 @@ import visattn
 from tests.test_page import browser, decoded, embedded, local, ready  # noqa: F401 - a fixture
 from visattn.cli import main
 from visattn.data.preparation import Preparation
+from visattn.heatmaps.auto import CHOICES
 from visattn.models.saving.description import describe
 from visattn.models.saving.saved import Trained, write_model
 from visattn.report.folder import _grid, mark, short_layers
@@ -90,7 +89,9 @@ def test_the_command_of_the_issue(heatmap, tmp_path):
     assert heatmap.said == "3 images: out/index.html\n"
     assert [entry["file"] for entry in manifest["images"]] == ["a.jpg", "b.png", "folder/c.webp"]
     assert (manifest["model"], manifest["left_out"]) == ("test_vit", [])
-    assert manifest["methods"]["rollout"] == {"of_class": False, "layers": [f"blocks.{i}.attn" for i in range(6)]}
+    chosen = {"of": "logit", "signed": False, "reason": ""}
+    layers = [f"blocks.{i}.attn" for i in range(6)]
+    assert manifest["methods"]["rollout"] == {"of_class": False, "layers": layers, **chosen}
     assert manifest["methods"]["gradcam"]["of_class"]
     for entry, stem in zip(manifest["images"], "abc", strict=True):
         assert entry["files"] == [f"{stem}_rollout.png", f"{stem}_rollout.npy", f"{stem}_gradcam.png",
@@ -141,8 +142,8 @@ def test_balanced_gradients_and_signs(heatmap, tmp_path, weights):
         expected = visattn.explain(model, x, method, 281, **options)
         np.testing.assert_allclose(stored, expected.heatmap[0], atol=1e-4)
         assert (stored.min() < 0) == ("signed" in options)
-        said = {name: value for name, value in manifest["methods"][method].items() if name in ("balanced", "signed")}
-        assert said == options
+        said = {name: manifest["methods"][method].get(name, False) for name in ("balanced", "signed")}
+        assert said == {"balanced": False, "signed": False} | options
         assert shown["views"][method]["signed"] == ("signed" in options)
         assert ("balanced" in shown["views"][method]["note"]) == ("balanced" in options)
         picture = pixels(tmp_path / "out" / f"a_{method}.png")
@@ -182,18 +183,18 @@ def test_overlays_have_the_size_of_the_picture(heatmap, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "expected"),
-    [("test_vit", ["rollout", "chefer", "gradcam"]), ("test_resnet", ["gradcam"]),
-     ("test_resnet_cbam", ["gradcam", "gates"]), ("test_vit_cosine", ["rollout", "chefer", "gradcam", "gates"])],
-)  # fmt: skip
-def test_without_a_method_those_that_suit(heatmap, tmp_path, model, expected):
+    ("model", "kind"), [("test_vit_cosine", "vision transformers"), ("test_resnet_cbam", "convolutional networks")]
+)
+def test_without_a_method_the_best(heatmap, tmp_path, model, kind):
     write(tmp_path / "a.png")
     code, manifest, errors = heatmap("--image", "a.png", model=model)
     assert (code, errors) == (0, [])
-    assert list(manifest["methods"]) == expected
+    ((method, said),) = manifest["methods"].items()
+    choice = CHOICES[kind][0]
+    assert (method, said["of"], said["reason"]) == (choice.method, choice.of, f"the best for {kind}, see docs/truth.md")
+    assert {name: said[name] for name in choice.options} == choice.options
     relations = embedded(tmp_path / "out" / "index.html")["subjects"][0]["relations"]
     assert bool(relations) == ("vit" in model)
-    assert ("a_channels.png" in manifest["images"][0]["files"]) == ("cbam" in model)
 
 
 def test_channel_gates_alone(heatmap, tmp_path):
@@ -229,7 +230,7 @@ def test_glimpses(heatmap, tmp_path, monkeypatch):
     write(tmp_path / "a.png", photo(168, 168))
     code, manifest, errors = heatmap("--image", "a.png", "--model", "glimpsing", model=None)
     assert (code, errors) == (0, [])
-    assert list(manifest["methods"]) == ["gradcam", "glimpses"]
+    assert list(manifest["methods"]) == ["glimpses"]
     ((path, image, fixations, _),) = drawn
     assert path.name == "a_fixations.png"
     np.testing.assert_array_equal(fixations.points, [[0, 0], [0.75, 0.5]])
@@ -507,7 +508,9 @@ def test_a_folder_that_cannot_be_written_to(heatmap, tmp_path):
 def test_weights_decide_about_the_number_of_classes(heatmap, tmp_path, weights):
     write(tmp_path / "a.png")
     file = weights("test_resnet", num_classes=7)
-    code, manifest, _ = heatmap("--image", "a.png", "--target", "6", file=file, model="test_resnet")
+    code, manifest, _ = heatmap(
+        "--image", "a.png", "--target", "6", "--method", "gradcam", file=file, model="test_resnet"
+    )
     assert code == 0
     assert manifest["images"][0]["class"] == "6"
     assert embedded(tmp_path / "out" / "index.html")["subjects"][0]["views"]["gradcam"]["target"].startswith("class 6 ")
@@ -568,7 +571,8 @@ def run(tmp_path):
 @pytest.mark.parametrize("place", ["", "model.safetensors", "checkpoints/best.ckpt"])
 def test_weights_of_a_run(heatmap, tmp_path, run, place):
     write(tmp_path / "a.png", photo(64, 64))
-    code, manifest, errors = heatmap("--weights", run / place, "--image", "a.png", "--target", "cat", model=None)
+    asked = ("--image", "a.png", "--target", "cat", "--method", "gradcam")
+    code, manifest, errors = heatmap("--weights", run / place, *asked, model=None)
     assert (code, errors) == (0, [])
     assert manifest["model"] == "test_resnet_eca"
     expected = {"size": [3, 64, 64], "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "crop_pct": 1.0}
@@ -627,25 +631,16 @@ def test_no_model(heatmap, tmp_path):
     assert main(["heatmap", "--image", "a.png", "--model", "resnet999"]) == 2
 
 
-def test_pretrained_weights_without_a_network(tmp_path):
-    write(tmp_path / "a.png")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "visattn", "heatmap", "--model", "test_vit", "--image", "a.png"]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert result.returncode == 1
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert "pretrained weights of 'test_vit' could not be fetched" in result.stderr
-    assert "give --weights" in result.stderr
-
-
-def test_help():
-    code = "import sys, visattn.cli as cli\ntry: cli.main(['heatmap', '--help'])\nfinally: print(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 0
-    usage, _, modules = result.stdout.strip().rpartition("\n")
-    assert "exit codes:\n  0  everything was written\n" in usage
-    assert not {"lightning", "matplotlib", "cv2", "albumentations"} & set(modules.split())
+def test_pretrained_weights_without_a_network(elsewhere, monkeypatch, capsys):
+    write(elsewhere / "a.png")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(elsewhere / "cache"))
+    assert main(["heatmap", "--model", "test_vit", "--image", "a.png"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert "pretrained weights of 'test_vit' could not be fetched" in said.err
+    assert "give --weights" in said.err
 
 
 # ---- in a browser
@@ -706,3 +701,30 @@ def test_a_foreign_folder_is_left_alone(heatmap, tmp_path):
     assert "did not write ('index.html')" in errors[0]
     assert [path.name for path in (tmp_path / "site").iterdir()] == ["index.html"]
     assert (tmp_path / "site" / "index.html").read_text() == "mine"
+
+
+def test_heatmaps_of_an_earlier_run_are_removed_and_nothing_else(heatmap, tmp_path):
+    write(tmp_path / "a.png")
+    write(tmp_path / "b.png")
+    code, before, _ = heatmap("--image", "a.png", "b.png", "--method", "rollout,center")
+    assert code == 0
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "out" / "c_rollout.png").write_text("mine")
+    listed = {name for image in before["images"] for name in image["files"]}
+    assert "b_center.npy" in listed
+    code, after, _ = heatmap("--image", "a.png", "--method", "rollout")
+    assert code == 0
+    kept = {name for image in after["images"] for name in image["files"]}
+    there = {path.name for path in (tmp_path / "out").iterdir()}
+    assert there == kept | {"notes.txt", "c_rollout.png", "comparison.png", "index.html", "manifest.json"}
+
+
+@pytest.mark.parametrize("files", [["../a.png", "/a.png", "..", ".", "", "x\0y", 5, None], "a.png", None, [["a.png"]]])
+def test_a_manifest_removes_nothing_elsewhere(heatmap, tmp_path, files):
+    write(tmp_path / "a.png")
+    assert heatmap("--image", "a.png", "--method", "center")[0] == 0
+    manifest = tmp_path / "out" / "manifest.json"
+    said = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**said, "images": [{"files": files}, 3], "sheets": files, "page": files}))
+    assert heatmap("--image", "a.png", "--method", "center")[0] == 0
+    assert (tmp_path / "a.png").is_file()

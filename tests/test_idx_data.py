@@ -303,7 +303,7 @@ def test_a_run_on_mnist_from_its_first_step_to_its_heatmaps(root, tmp_path, monk
 
 
 @LIGHTNING
-@pytest.mark.usefixtures("_few_pictures")
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_stopped_within_an_epoch_ends_like_one_left_alone(root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = [*TINY, "--data", "mnist", "--root", str(root), "--batch-size", "8", "--model-options", "{in_chans: 1}"]

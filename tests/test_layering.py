@@ -1,7 +1,6 @@
 """Imports go only downwards, and each third-party package lives where DESIGN puts it."""
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
@@ -114,21 +113,3 @@ def test_the_guard_can_fail(tmp_path, place, line, message):
     file.write_text(line)
     (found,) = violations(tmp_path)
     assert message in found
-
-
-def loaded_after(statement):
-    code = f"import sys; {statement}; print(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(result.stdout.split())
-
-
-HEAVY = {"lightning", "albumentations", "cv2", "matplotlib", "pytorch_grad_cam", "rich", "jsonargparse", "sklearn"}
-
-
-def test_importing_visattn_is_cheap():
-    """People who want a block pay for torch and timm only (benchmarks/import_time.py has the seconds)."""
-    assert not loaded_after("import visattn") & HEAVY
-
-
-def test_the_import_guard_can_fail():
-    assert loaded_after("import visattn, rich") & HEAVY == {"rich"}

@@ -32,7 +32,7 @@ MODELS = [
 def test_scaled_dot_and_softmax_are_timms(name, fused):
     timm.layers.set_fused_attn(fused)
     try:
-        model, x = model_and_images(name, 1)
+        model, x = model_and_images(name, 1, depth=2)
     finally:
         timm.layers.set_fused_attn(True)
     before = model(x)

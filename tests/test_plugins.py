@@ -201,7 +201,7 @@ def test_from_training_to_heatmaps(tmp_path):
     run("-m", "visattn", "heatmap", "--weights", "runs/one", "--image", "a.png", "--target", "3", *own, cwd=tmp_path)
 
     resume = (SCRIPT, "--resume", "runs/one", "--epochs", "2")
-    assert "mine.Told' is not one of Lightning's" in run(*resume, cwd=tmp_path, code=1)
+    assert "mine.Told' is not one of Lightning's" in run(*resume, cwd=tmp_path, code=2)
     assert "epoch 2/2" in run(*resume, *own, cwd=tmp_path)
 
 
@@ -211,7 +211,7 @@ def test_resuming_without_the_plugin(tmp_path):
     run(
         SCRIPT, "--plugin", "mine.py", "--model", "test_resnet", "--attn", "halve", "--name", "one", *TINY, cwd=tmp_path
     )
-    said = run(SCRIPT, "--resume", "runs/one", "--epochs", "2", cwd=tmp_path, code=1)
+    said = run(SCRIPT, "--resume", "runs/one", "--epochs", "2", cwd=tmp_path, code=2)
     assert "this model needs --plugin mine.py, which has 'halve'" in said
 
 
@@ -247,7 +247,7 @@ def test_train_py_imports_nothing_from_its_own_folder(tmp_path):
     (clone / "found.py").write_text("from pathlib import Path\nPath(__file__).with_name('executed').touch()\n")
     os.symlink(ROOT / "visattn", clone / "visattn")
     os.symlink(ROOT / "configs", clone / "configs")
-    said = run(clone / "train.py", "--plugin", "found", cwd=clone, code=1)
+    said = run(clone / "train.py", "--plugin", "found", cwd=clone, code=2)
     assert "--plugin found: there is no such module" in said
     assert not (clone / "executed").exists()
 

@@ -19,11 +19,15 @@ LIGHTNING = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*L
 ACCUMULATED = [*TINY, "--accumulate", "2", "--trainer.limit_train_batches", "6"]
 
 
-@pytest.fixture
-def undrawn(elsewhere, monkeypatch):
-    """A folder of its own to work in, for runs that leave out their last pictures."""
-    monkeypatch.setattr(story, "draw_outcome", lambda *_: None)
-    return elsewhere
+@pytest.fixture(scope="module")
+def left_alone(tmp_path_factory):
+    """The folder of a run that nobody stops."""
+    folder = tmp_path_factory.mktemp("left_alone")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(story, "draw_outcome", lambda *_: None)
+        assert main([*ACCUMULATED, "--name", "whole"]) == 0
+    return folder / "runs" / "whole"
 
 
 def once(function, number, at=1):
@@ -52,15 +56,14 @@ def once(function, number, at=1):
     ],
     ids=["step", "accumulating", "validating", "saving"],
 )
-def test_a_run_is_stopped_between_two_steps(undrawn, monkeypatch, capsys, place, name, at, steps):
-    assert main([*ACCUMULATED, "--name", "whole"]) == 0, capsys.readouterr().err
+def test_a_run_is_stopped_between_two_steps(left_alone, undrawn, monkeypatch, capsys, place, name, at, steps):
     with monkeypatch.context() as patched:
         patched.setattr(place, name, once(getattr(place, name), signal.SIGTERM, at))
         assert main([*ACCUMULATED, "--name", "parts"]) == 143
     assert "stopped and saved; resume with: python train.py --resume runs/parts" in capsys.readouterr().out
     assert checkpoint(undrawn / "runs" / "parts")["global_step"] == steps
     assert main(["--resume", "runs/parts"]) == 0, capsys.readouterr().err
-    assert_same_weights(undrawn / "runs" / "parts", undrawn / "runs" / "whole")
+    assert_same_weights(undrawn / "runs" / "parts", left_alone)
 
 
 @LIGHTNING

@@ -43,7 +43,9 @@ def added(name, depth, **options):
 
 @pytest.mark.parametrize("depth", RESNETS)
 def test_plain_resnets(depth):
-    assert count_parameters(timm.create_model(f"resnet{depth}")) == BASE[depth]
+    with torch.device("meta"):
+        model = timm.create_model(f"resnet{depth}")
+    assert count_parameters(model) == BASE[depth]
 
 
 @pytest.mark.parametrize(("key", "depth", "count"), ROWS, ids=str)

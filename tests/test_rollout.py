@@ -138,7 +138,7 @@ def test_patches_are_read_where_they_are_pooled(case):
 
 
 def test_two_prefix_tokens_are_both_read():
-    model, images = model_and_images("deit_tiny_distilled_patch16_224", number=1)
+    model, images = model_and_images("deit_tiny_distilled_patch16_224", number=1, depth=3)
     e = visattn.explain(model, images, "rollout")
     with visattn.capture(model) as maps, torch.no_grad():
         model(images)
@@ -166,9 +166,10 @@ def test_results_do_not_depend_on_batch_mates(name, method):
     torch.testing.assert_close(together.raw[1:2], alone.raw, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name", ["test_vit", "swin_tiny_patch4_window7_224", "levit_128s", "volo_d1_224", "pit_ti_224"]
-)
+SAMPLE = ["test_vit", "swin_tiny_patch4_window7_224", "levit_128s", "volo_d1_224", "pit_ti_224"]
+
+
+@pytest.mark.parametrize("name", mostly_slow(SAMPLE, "test_vit", "levit_128s", "pit_ti_224"))
 def test_rows_sum_to_one_at_every_step(name, monkeypatch):
     model, images = model_and_images(name, number=1)
     sums = []

@@ -16,7 +16,7 @@ from visattn.training.optimisation import (
     recipe,
 )
 from visattn.training.record import best_row, epochs_without_a_better_one
-from visattn.training.runs import claimed
+from visattn.training.runs import claimed, find_run
 from visattn.training.settings import Settings
 
 
@@ -115,3 +115,17 @@ def test_another_optimiser_is_refused(change):
     check_optimizer_state(state, model, Settings(lr=0.7))
     with pytest.raises(ValueError, match="the optimiser state in the checkpoint does not match"):
         check_optimizer_state(state, model, Settings(**change))
+
+
+def test_runs_that_start_in_the_same_moment_get_a_folder_each(elsewhere, monkeypatch):
+    others = iter([elsewhere / "runs" / "mine", elsewhere / "runs" / "mine-run2"])
+
+    def overtaken(settings, config):
+        run = find_run(settings, config)
+        if (other := next(others, None)) is not None:
+            other.mkdir(parents=True)  # another process takes the folder that was just chosen
+        return run
+
+    monkeypatch.setattr("visattn.training.runs.find_run", overtaken)
+    with claimed(Settings(name="mine"), "") as run:
+        assert run.folder == Path("runs/mine-run3")

@@ -1,12 +1,13 @@
 """The command line and the configuration files."""
 
+import re
 from dataclasses import fields
 
 import pytest
 import torch
 import yaml
 
-from visattn.cli.parsing import parse
+from visattn.cli.parsing import create_parser, parse
 from visattn.files import configs_folder
 from visattn.training.runs import find_run
 from visattn.training.settings import Settings
@@ -51,6 +52,12 @@ def test_resume_alone_and_with_a_folder(tmp_path):
     (tmp_path / "config.yaml").write_text("model: resnet50\nepochs: 9\n")
     settings = parse(["--resume", str(tmp_path), "--epochs", "12"]).settings
     assert (settings.model, settings.epochs, settings.resume) == ("resnet50", 12, str(tmp_path))
+
+
+def test_the_help_lists_no_flag_that_is_refused():
+    listed = set(re.findall(r"(?<=\s)--[\w.-]+", create_parser("train.py").format_help().partition("options:")[2]))
+    assert {"--model", "--config", "--trainer.max_steps"} <= listed
+    assert not {flag for flag in listed if "config" in flag or flag == "--trainer"} - {"--config"}
 
 
 def test_a_file_first_and_flags_on_top(tmp_path):

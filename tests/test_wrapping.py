@@ -408,3 +408,39 @@ def test_modules_called_behind_the_back_of_the_network(kept):
         visattn.attach(model, "se", at="one", example=torch.rand(1, 3, 16, 16))
     assert not visattn.attachments(model)
     assert isinstance(model.one, nn.Conv2d)
+
+
+class Overflowing(nn.Module):
+    """A block whose output is infinite where a pixel is large, and NaN where it is larger."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels, 1, 1))
+
+    def forward(self, x):
+        grown = x * self.weight * torch.where(x > 10, torch.inf, 2.0)
+        return grown - torch.where(x > 20, torch.inf, 0.0)
+
+
+def test_a_gain_of_zero_is_stronger_than_an_overflow():
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1))
+    x = 30 * torch.randn(2, 3, 8, 8)
+    before = network(x)
+    assert network[0](x).max() > 20
+    visattn.attach(network, Overflowing, "0", example=x / 100)
+    after = network(x)
+    assert torch.equal(after, before)
+    after.sum().backward()
+    gain = next(iter(visattn.attachments(network).values())).gain
+    assert gain.grad.isfinite()
+    assert gain.grad != 0
+    with torch.no_grad():
+        gain.fill_(0.5)
+    assert network(x).isnan().any()  # a block that is blended in does not hide it
+
+
+def test_large_kernels_in_float16_start_as_the_backbone():
+    network = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)).half()
+    x = 5000 * torch.randn(1, 3, 16, 16).half()
+    before = network(x)
+    assert torch.equal(visattn.attach(network, "lka", "0", example=x)(x), before)

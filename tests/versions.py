@@ -9,7 +9,9 @@ docs/versions.md.
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -57,8 +59,17 @@ def run(python: Path, file: str) -> str:
 
 def main(arguments: list[str]) -> None:
     """Print a row per version and file."""
-    files = [each for each in arguments if each.endswith(".py")]
-    for version in [each for each in arguments if not each.endswith(".py")]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("version", nargs="*", help="of torch, such as 2.8, and files of tests")
+    given = parser.parse_args(arguments).version
+    files = [each for each in given if (ROOT / each).is_file()]
+    versions = [each for each in given if re.fullmatch(r"\d+(\.\d+)+", each)]
+    for each in given:
+        if each not in files + versions:
+            parser.error(f"{each!r} is neither a version of torch, such as 2.8, nor a file of tests")
+    if not versions:
+        parser.error("the following arguments are required: version")
+    for version in versions:
         python = environment(version)
         for file in files or FILES:
             print(f"torch {version}  {file}: {run(python, file)}", flush=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from visattn.core.arguments import Device, at_least_one
+from visattn.core.arguments import at_least_one
 from visattn.heatmaps import METHODS, Explanation, attention_heads, best_method, list_methods
 from visattn.heatmaps.aim import Aim
 from visattn.heatmaps.auto import Choice
@@ -22,7 +22,7 @@ from visattn.heatmaps.targets import resolve
 from visattn.missing import saying_what_to_install
 from visattn.models.saving.saved import Trained
 from visattn.modules import check_default_device, evaluating
-from visattn.opening import open_model, own_preparation
+from visattn.opening import open_given, own_preparation
 from visattn.scoring.words import score as score_pictures
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def examine(
     >>> found.findings[0].heatmaps["rollout"].shape
     (160, 160)
     """
-    from visattn.data.images import read_batches
+    from visattn.data.images import gather, read_batches
 
     check_default_device()
     batch_size = at_least_one("batch_size", batch_size)
@@ -120,9 +120,10 @@ def examine(
         if note is not None:
             note(what, why)
 
-    pictures = _find(images, leave_out)
+    pictures = gather(images, leave_out)
     folder = _folder(out)
-    trained, prepared = _opened(model, device, preparation)
+    trained, known = open_given(model, device, preparation)
+    prepared = known or own_preparation(trained.model)
     with evaluating(trained.model):
         number, names = classes_of(trained.model, trained.classes if classes is None else classes, prepared)
         index, other = (
@@ -144,13 +145,15 @@ def examine(
                 found = examiner.examine([Path(name).name for name, _ in batch], [pixels for _, pixels in batch])
             except torch.OutOfMemoryError as error:
                 raise ValueError("the device is out of memory: lower the batch size") from error
-            count += len(found)
-            if folder is None:
-                findings += found
-            else:
-                for (name, _), finding in zip(batch, found, strict=True):
+            for (name, _), finding in zip(batch, found, strict=True):
+                if finding is None:
+                    continue
+                count += 1
+                if folder is None:
+                    findings.append(finding)
+                else:
                     folder.add(name, finding)
-    for what, why in examiner.failures.items():
+    for what, why in examiner.failures():
         leave_out(what, why)
     if folder is None or not count:
         return Examination(tuple(findings), count, tuple(left_out))
@@ -166,41 +169,12 @@ def _several(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
-def _find(images: Any, leave_out: Callable[[str, str], None]) -> list[Any]:
-    """Collect the paths of files, and images in memory."""
-    from visattn.data.images import as_rgb, find_images
-
-    found: list[Any] = []
-    for image in _several(images):
-        if isinstance(image, str | PathLike):
-            paths, missing = find_images([str(image)])
-            for what, why in missing:
-                leave_out(what, why)
-            found += paths
-        else:
-            found.append(as_rgb(image))
-    return found
-
-
 def _folder(out: Any) -> HeatmapFolder | None:
     if out is None:
         return None
     from visattn.report.folder import HeatmapFolder
 
     return out if isinstance(out, HeatmapFolder) else HeatmapFolder(out, METHODS)
-
-
-def _opened(model: Any, device: Device, preparation: Preparation | None) -> tuple[Trained, Preparation]:
-    if isinstance(model, str | PathLike):
-        trained, own = open_model(None, str(model), device)
-        return trained, preparation or own
-    if device is not None:
-        raise ValueError("device applies only to models loaded from a path: move this model yourself")
-    if not isinstance(model, Trained):
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"the model must be a network, a run folder or a checkpoint, got {type(model).__name__}")
-        model = Trained(model, type(model).__name__, "in memory")
-    return model, preparation or own_preparation(model.model)
 
 
 def _arguments(

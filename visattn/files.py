@@ -135,10 +135,15 @@ def write_json(path: str | Path, content: Any) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What a manifest says; nothing if it cannot be read."""
+    try:
+        content = json.loads(read_text(path, LARGEST_MANIFEST))
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def made_by(manifest: Path) -> str | None:
     """The ``made_by`` entry of a manifest; None if the manifest cannot be read or has none."""
-    try:
-        content = json.loads(read_text(manifest, LARGEST_MANIFEST))
-    except (ValueError, RecursionError):
-        return None
-    return content.get("made_by") if isinstance(content, dict) else None
+    return read_manifest(manifest).get("made_by")

@@ -11,9 +11,11 @@ import copy
 import sys
 import textwrap
 import threading
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,8 +58,17 @@ def check_default_device() -> None:
 def why_refused(error: Exception) -> str:
     """Condense the error of a network that could not run, which can be anything, into one short line."""
     said = textwrap.shorten(str(error), 160, placeholder=" ...")
-    plain = isinstance(error, AssertionError | RuntimeError | TypeError | ValueError)
-    return said if said and plain else f"{type(error).__name__} {said}".strip()
+    if said and isinstance(error, AssertionError | RuntimeError | TypeError | ValueError):
+        return said
+    raised = traceback.extract_tb(error.__traceback__)[-1:]
+    place = "".join(f" in {Path(each.filename).name}, line {each.lineno}" for each in raised)
+    return f"{type(error).__name__} {said}".strip() + place
+
+
+def is_of_others(error: Exception) -> bool:
+    """Whether neither torch nor we have raised an error, but a hook, say, or a module of the user's."""
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(modules) and modules[-1].partition(".")[0] not in ("torch", "visattn")
 
 
 @contextmanager

@@ -1,14 +1,16 @@
-"""The inputs of ``predict`` and ``examine``: a model by its path, and images as files, pictures or tensors."""
+"""The inputs of ``predict``, ``examine`` and ``evaluate``: a model, and images as files, pictures or tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from visattn.core.arguments import Device
 from visattn.modules import timm_config, underlying, why_refused
 
 if TYPE_CHECKING:
@@ -30,6 +32,26 @@ def open_model(name: str | None, weights: str | None, device: str | torch.device
     trained = open_trained(name, weights)
     trained.model.to(place)
     return trained, Preparation.of(trained.model, trained.input)
+
+
+def open_given(
+    model: nn.Module | str | PathLike[str] | Trained, device: Device, preparation: Preparation | None
+) -> tuple[Trained, Preparation | None]:
+    """Open a model given by its path or in memory, with the given preprocessing, or its own if that is known."""
+    from visattn.models.saving.saved import Trained
+
+    if isinstance(model, str | PathLike):
+        trained, own = open_model(None, str(model), device)
+        return trained, preparation or own
+    if device is not None:
+        raise ValueError("device applies only to models loaded from a path: move this model yourself")
+    if not isinstance(model, nn.Module | Trained):
+        raise TypeError(f"the model must be a network, a run folder or a checkpoint, got {type(model).__name__}")
+    trained = model if isinstance(model, Trained) else Trained(model, type(model).__name__, "in memory")
+    try:
+        return trained, preparation or own_preparation(trained.model)
+    except ValueError:
+        return trained, None
 
 
 def _device(name: str | torch.device | None) -> torch.device:
@@ -58,17 +80,16 @@ def image_inputs(
             yield from ((None, x) for x in _normalised(image))
             continue
         from visattn.data.decode import read_image  # tensors need no decoder
-        from visattn.data.images import as_rgb, find_images
+        from visattn.data.images import gather
 
         preparation = preparation or own_preparation(model)
-        if isinstance(image, str | PathLike):
-            paths, missing = find_images([str(image)])
-            for what, why in missing:
-                raise ValueError(f"{what}: {why}")
-            for path in paths:
-                yield str(path), preparation.batch([read_image(path)])[0]
-        else:
-            yield None, preparation.batch([as_rgb(image)])[0]
+        for found in gather(image, _refuse):
+            file = str(found) if isinstance(found, Path) else None
+            yield file, preparation.batch([read_image(found) if isinstance(found, Path) else found])[0]
+
+
+def _refuse(what: str, why: str) -> NoReturn:
+    raise ValueError(f"{what}: {why}")
 
 
 def _normalised(image: Tensor) -> Iterable[Tensor]:

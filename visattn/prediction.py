@@ -17,10 +17,11 @@ from visattn.heatmaps.targets import check_order, class_names
 from visattn.listing import times
 from visattn.missing import saying_what_to_install
 from visattn.modules import check_default_device, evaluating, sharing_copy, underlying, why_refused
-from visattn.opening import Picture, image_inputs, open_model
+from visattn.opening import Picture, image_inputs, open_given
 
 if TYPE_CHECKING:
     from visattn.data.preparation import Preparation
+    from visattn.models.saving.saved import Trained
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Prediction:
 
 @saying_what_to_install()
 def predict(
-    model: nn.Module | str | PathLike[str],
+    model: nn.Module | str | PathLike[str] | Trained,
     images: Picture | Sequence[Picture],
     *,
     top: int = 5,
@@ -85,15 +86,9 @@ def predict(
     """
     check_default_device()
     batch_size = at_least_one("batch_size", batch_size)
-    if isinstance(model, str | PathLike):
-        trained, own = open_model(None, str(model), device)
-        predictor = Predictor(trained.model, trained.classes if classes is None else classes, top)
-        preparation = preparation or own
-    else:
-        if device is not None:
-            raise ValueError("device applies only to models loaded from a path: move this model yourself")
-        predictor = Predictor(model, classes, top)
-    inputs = image_inputs(images, predictor.model, preparation)
+    trained, prepared = open_given(model, device, preparation)
+    predictor = Predictor(trained.model, trained.classes if classes is None else classes, top)
+    inputs = image_inputs(images, predictor.model, prepared)
     found: list[Prediction] = []
     while batch := list(islice(inputs, min(batch_size, sys.maxsize))):
         sizes = {tuple(x.shape) for _, x in batch}
@@ -115,8 +110,6 @@ class Predictor:
     """
 
     def __init__(self, model: nn.Module, classes: Sequence[str] | None, top: int) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"the model must be a network, a run folder or a checkpoint, got {type(model).__name__}")
         if getattr(model, "num_classes", None) == 0:
             raise ValueError("the model has no classes (num_classes=0): give it a classifier")
         if classes is not None:

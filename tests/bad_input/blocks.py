@@ -28,6 +28,8 @@ BAD_OPTIONS = [
     ("eca", "kernel_size", 3.0, "needs kernel_size to be a whole number, got 3.0"),
     ("eca", "kernel_size", True, "needs kernel_size to be a whole number, got True"),
     ("bam", "dilation", 0, "bam needs dilation above zero, got 0"),
+    ("residual", "depth", 0, "a depth of at least 1, got 0"),
+    ("residual", "depth", 10**5, "a depth of at most 16, got 100000"),
     ("coord", "rd_min", 0, "rd_min must be at least one, got 0"),
     ("sk", "groups", 0, "0 groups do not divide 16 channels"),
     ("sk", "groups", 5, "5 groups do not divide 16 channels"),

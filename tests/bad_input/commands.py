@@ -9,6 +9,6 @@ CASES = [
     Command("predict --weights model --image a.png --device privateuseone", "device 'privateuseone' cannot be used"),
     Command("predict --model " + "a" * 3000 + " --image a.png", "unknown model 'aaa"),
     Command("predict --model resnet18.a9_in1k --image a.png", "unknown weights 'a9_in1k' of 'resnet18': did you mean"),
-    Command("train --model resnet18.a9_in1k", "unknown weights 'a9_in1k' of 'resnet18': did you mean 'a", 1),
+    Command("train --model resnet18.a9_in1k", "unknown weights 'a9_in1k' of 'resnet18': did you mean 'a"),
     Command("heatmap --weights model --image a.png --method gradcma", "did you mean 'gradcam'"),
 ]

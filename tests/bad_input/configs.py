@@ -31,12 +31,12 @@ def config(text, says, line="train --config odd.yaml"):
         (folder / "other.yaml").write_text("class_path: runs.evil.payload.Evil\n")
         (folder / "runs" / "evil" / "config.yaml").write_bytes(content)
 
-    return Command(line, says, 1, prepare)
+    return Command(line, says, 2, prepare)
 
 
 def command(line, says):
     """A command line that is refused."""
-    return Command(line, says, 1, planted)
+    return Command(line, says, 2, planted)
 
 
 def resumed(text, says):
@@ -48,7 +48,7 @@ def replaced(make, says):
     def prepare(folder):
         make(folder / "odd.yaml")
 
-    return Command("train --config odd.yaml", says, 1, prepare)
+    return Command("train --config odd.yaml", says, 2, prepare)
 
 
 EVIL = "'runs.evil.payload.Evil' is not one of Lightning's"
@@ -135,5 +135,5 @@ CASES = [
     command("train --trainer other.yaml", "--trainer takes no value"),
     command("train --print_config", "unknown flag '--print_config'"),
     command("train --plugin nowhere.py", "--plugin nowhere.py: there is no such file"),
-    Command("train --resume model --model test_resnet", "has no checkpoint to resume from", 1),
+    Command("train --resume model --model test_resnet", "has no checkpoint to resume from"),
 ]

@@ -96,12 +96,40 @@ def watch(model):
     return maps
 
 
+def hooked(register, ask):
+    """A question about a network with a hook that raises."""
+
+    def hook(*_):
+        return {}["mine"]
+
+    def call():
+        model = vit()
+        getattr(model.blocks[0], register)(hook)
+        return ask(model)
+
+    return call
+
+
+HOOKS = {
+    "forward": ("register_forward_hook", "images of 3 x 160 x 160 (KeyError 'mine' in networks.py, line "),
+    "forward pre": ("register_forward_pre_hook", "images of 3 x 160 x 160 (KeyError 'mine' in networks.py, line "),
+    "backward": ("register_full_backward_hook", "fails while it is looked into (KeyError 'mine' in networks.py, line "),
+}
+
 REFUSALS = [error("boom") for error in (KeyError, IndexError, AttributeError, ZeroDivisionError, AssertionError)]
 REFUSALS.append(RuntimeError("boom\n" * 300))
 NO_IMAGES = [None, "a.png", np.zeros((3, 64, 64), np.float32), [IMAGES], Image.new("RGB", (64, 64)), IMAGES.bool(),
              IMAGES.to(torch.complex64), IMAGES[None], IMAGES[0, 0], IMAGES.to_sparse()]  # fmt: skip
 
 CASES = [
+    *(
+        Call(
+            f"a {name} hook that raises",
+            hooked(register, lambda model: visattn.explain(model, torch.rand(1, 3, 160, 160), "chefer")),
+            says,
+        )
+        for name, (register, says) in HOOKS.items()
+    ),
     Call(
         "predict, a configuration that is a word",
         lambda: visattn.predict(with_config("resnet"), np.zeros((64, 64, 3), np.uint8)),
@@ -157,7 +185,7 @@ CASES = [
     Call(
         "attach, no word",
         lambda: visattn.attach(raising(AssertionError()), "se", example=IMAGES),
-        "could not be run (AssertionError)",
+        "could not be run (AssertionError in networks.py, line ",
     ),
     Call(
         "methods, two inputs",

@@ -11,7 +11,7 @@ MODEL = "import timm\n@timm.models.register_model\ndef {}(pretrained=False, **kw
 def plugin(name, text, says, line="blocks"):
     """A file that is no plugin."""
     content = text if isinstance(text, bytes) else text.encode()
-    return Command(f"{line} --plugin {name}", says, 1 if line == "train" else 2,
+    return Command(f"{line} --plugin {name}", says, 2,
                    lambda folder: (folder / name).write_bytes(content))  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Wrong questions about whether heatmaps are true."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +29,19 @@ def broken() -> object:
     return visattn.evaluate(model, torch.rand(1, 3, 64, 64), "edge", "srg")
 
 
-def one_picture(**options: object) -> object:
+def one_picture(shape: tuple[int, ...] = (1, 3, 64, 64), **options: object) -> object:
     model, x = timm.create_model("test_resnet", num_classes=3), torch.rand(1, 3, 64, 64)
-    return visattn.score(visattn.explain(model, x, "edge"), model, x, **options)
+    return visattn.score(visattn.explain(model, x, "edge"), model, torch.rand(shape), **options)
+
+
+def on_files(**options: object) -> object:
+    return visattn.evaluate(timm.create_model("test_resnet", num_classes=3), "photos", "edge", "pointing", **options)
+
+
+def locked() -> object:
+    model = timm.create_model("test_resnet", num_classes=3)
+    model.lock = threading.Lock()
+    return visattn.evaluate(model, torch.rand(1, 3, 64, 64), "edge", "srg")
 
 
 def masks(folder: Path) -> None:
@@ -65,6 +76,9 @@ CASES = [
     Call("masks of other images", lambda: evaluate(masks=torch.ones(3, 64, 64)), "here 2 x 64 x 64, got 3 x 64 x 64"),
     Call("empty masks", lambda: evaluate(masks=torch.zeros(2, 64, 64)), "the mask of image 0 is empty"),
     Call("NaN in masks", lambda: evaluate(masks=torch.full((2, 64, 64), torch.nan)), "masks hold numbers that are not"),
+    Call("masks in a list", lambda: evaluate(masks=[1]), "masks are a folder, or a tensor", TypeError),
+    Call("a number of masks", lambda: on_files(masks=5), "in a tensor, got int", TypeError),
+    Call("bytes of masks", lambda: on_files(masks=b"x"), "in a tensor, got bytes", TypeError),
     Call("no masks", lambda: evaluate(metrics="pointing"), "pointing: it is not known where the objects are"),
     Call("no confident image", lambda: evaluate(metrics="gridpg", number=50), "gridpg: no mosaics"),
     Call("NaN in images", with_nan, "the images hold numbers that are not finite"),
@@ -72,7 +86,14 @@ CASES = [
     Call("one class only", lambda: evaluate(number=1), "scores need a classifier with two classes or more"),
     Call("no classes to score", lambda: evaluate(number=0), "scores need a classifier with two classes or more"),
     Call("no such data", lambda: visattn.evaluate(timm.create_model("test_resnet"), "nowhere"), "there are no images"),
-    Call("a model by number", lambda: visattn.evaluate(3), "the model is a network, or the folder", TypeError),
+    Call("a model by number", lambda: visattn.evaluate(3), "the model must be a network, a run folder", TypeError),
+    Call("another size", lambda: one_picture((1, 3, 32, 32)), "of 1 images of 64 x 64, and these are 1 of 32 x 32"),
+    Call("another number", lambda: one_picture((2, 3, 64, 64)), "of 1 images of 64 x 64, and these are 2 of 64 x 64"),
+    Call("a huge seed", lambda: one_picture(seed=10**30), "seed must be a whole number from 0 to 4294967295, got 1000"),
+    Call("a seed in words", lambda: evaluate(seed="x"), "seed must be a whole number from 0 to 4294967295, got 'x'"),
+    Call("no whole seed", lambda: evaluate(seed=1.5), "seed must be a whole number from 0 to 4294967295, got 1.5"),
+    Call("no explanation", lambda: visattn.score("x", None, None), "is what visattn.explain returns", TypeError),
+    Call("a network that cannot be copied", locked, "the model cannot be copied, and others may be using it"),
     Call("a share of nothing", lambda: one_picture(share=0), "share is a number above 0 and at most 1, got 0"),
     Command(f"{START} --metrics nothing", "unknown metric 'nothing'"),
     Command(f"{START} --methods rollout --data photos", "none of the methods fits the model"),
@@ -86,7 +107,9 @@ CASES = [
     Command(f"{START} --steps 0 --data photos", "steps must be at least 1"),
     Command(f"{START} --steps 1000000000 --data photos", "steps must be at most 1000, got 1000000000"),
     Command(f"{START} --batch-size 100000000 --data photos", "batch_size must be at most 65536"),
-    Command(f"{START} --seed -1 --data photos", "seed must be at least 0, got -1"),
-    Command(f"{START} --seed 99999999999999999999999 --data photos", "seed must be at most 4294967295"),
+    Command(f"{START} --seed -1 --data photos", "seed must be a whole number from 0 to 4294967295, got -1"),
+    Command(
+        f"{START} --seed 99999999999999999999999 --data photos", "seed must be a whole number from 0 to 4294967295"
+    ),
     Command(f"{START} --fill fog --data photos", "unknown fill 'fog'"),
 ]

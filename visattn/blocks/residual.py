@@ -29,6 +29,8 @@ from torch import Tensor, nn
 from visattn.blocks.base import Gate, reduced, register_block
 from visattn.core.arguments import Device, DType
 
+DEEPEST = 16  # a map of 65,536 pixels a side is down to one
+
 
 class PreActivationUnit(nn.Module):
     """x + 1x1(3x3(1x1(x))), each convolution behind batch norm and ReLU."""
@@ -70,6 +72,8 @@ class ResidualMask(Gate):
         super().__init__()
         if depth < 1:
             raise ValueError(f"the mask needs a depth of at least 1, got {depth}")
+        if depth > DEEPEST:
+            raise ValueError(f"the mask needs a depth of at most {DEEPEST}, got {depth}: every level halves the map")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = reduced(channels, rd_ratio)
 

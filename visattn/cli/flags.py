@@ -54,9 +54,11 @@ def check_flags(arguments: Sequence[str], known: set[str]) -> None:
 
 
 def check_number(flag: str, value: Any) -> None:
-    """Raise for the time of a day where a number is expected."""
+    """Raise for the time of a day, or no number at all, where a number is expected."""
     types = get_type_hints(Settings).get(_key(flag), int if flag.count(".") == 1 else str)
     wanted = {types, *get_args(types)} & {int, float}
+    if wanted and isinstance(value, str) and value.lstrip("+-").lower() in ("nan", "inf", "infinity"):
+        raise ValueError(f"{_key(flag)}: expected a finite number, got {value}")
     if wanted and flag != "--trainer.max_time" and isinstance(value, str) and notation.CLOCK.fullmatch(value):
         raise ValueError(f"{_key(flag)}: expected {wanted.pop().__name__}. Got value: {value}")
 

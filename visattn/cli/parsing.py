@@ -6,6 +6,7 @@ same holds on the command line. Your own code is loaded with ``--plugin`` (:mod:
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -72,6 +73,7 @@ def create_parser(prog: str) -> ArgumentParser:
         prog=prog,
         description="Train any visattn or timm model. Without arguments: a ResNet-18 with CBAM on the bundled digits.",
         exit_on_error=False,
+        print_config=None,  # a run writes its config.yaml
         parser_mode=NOTATION,
     )
     parser.add_argument("--config", action="config", help="a file of settings, or a bundled one by name: imagenette")
@@ -87,6 +89,7 @@ def create_parser(prog: str) -> ArgumentParser:
         else:
             parser.add_argument(flag, type=types[field.name], default=default, help=text)
     parser.add_class_arguments(Trainer, "trainer", skip=set(MANAGED), instantiate=False)
+    next(action for action in parser._actions if action.dest == "trainer").help = SUPPRESS  # `check_flags` refuses it
     return parser
 
 

@@ -10,14 +10,17 @@ from visattn.cli.streams import make_writable, printed
 from visattn.missing import saying_what_to_install
 from visattn.models.plugins import loaded
 from visattn.training import slurm
-from visattn.training.errors import NO_MEMORY, PROBLEMS, one_line
+from visattn.training.errors import NO_MEMORY, PROBLEMS, USAGE, one_line
 from visattn.training.ranks import end_together, on_first_process
 from visattn.training.signals import TOO_EARLY, Interrupted, Signals
 from visattn.training.train import train
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
-    """Train a model and return the exit code: 0 on success, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Train a model and return the exit code.
+
+    0 on success, 1 if a run failed, 2 if it could not be begun as asked, 130 after Ctrl-C, 143 after SIGTERM.
+    """
     make_writable()
     argv = list(sys.argv[1:] if argv is None else argv)
     with Signals() as signals:
@@ -32,7 +35,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
             return 128 + stopped.number
         except PROBLEMS as error:
             print(f"{prog}: {one_line(error)}", file=sys.stderr)
-            return 1
+            return 2 if isinstance(error, USAGE) else 1
         except RuntimeError as error:
             if NO_MEMORY not in str(error):
                 raise

@@ -92,6 +92,19 @@ def at_least_one(name: str, value: Any) -> int:
     return number
 
 
+def checked_seed(value: Any) -> int:
+    """Convert to an int that any source of random numbers takes, or raise.
+
+    >>> checked_seed(10**30)
+    Traceback (most recent call last):
+    ValueError: seed must be a whole number from 0 to 4294967295, got 1000000000000000000000000000000
+    """
+    number = whole(value)
+    if number is None or not 0 <= number < 2**32:
+        raise ValueError(f"seed must be a whole number from 0 to {2**32 - 1}, got {value!r:.40}")
+    return number
+
+
 def _choices(hint: Any) -> set[Any]:
     return set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}
 

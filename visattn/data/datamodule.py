@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -29,6 +30,7 @@ from visattn.data.loader import (
     start_worker,
 )
 from visattn.data.preparation import Preparation
+from visattn.data.readers import Split
 from visattn.data.shards import StreamSource
 from visattn.data.sources import AnySource
 from visattn.listing import evenly
@@ -79,6 +81,12 @@ class ImageData(LightningDataModule):
         self.skip_bad = on_bad_image == "skip"
         self.bad: set[str] = set()
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """How validation images were split off, for whoever resumes the run (:func:`recorded_split`)."""
+        split = None if isinstance(self.source, StreamSource) else self.source.split
+        return {} if split is None else {"fraction": split.fraction, "held_out": list(split.held_out)}
 
     def _position(self) -> tuple[int, int]:
         """Current epoch, and how many of its batches an interrupted run has already seen."""
@@ -198,6 +206,16 @@ class ImageData(LightningDataModule):
         if bad:
             more = f"; and {len(bad) - 20} more, named above" if len(bad) > 20 else ""
             log.warning("%d images could not be read and were skipped: %s%s", len(bad), "; ".join(bad[:20]), more)
+
+
+def recorded_split(state: Mapping[str, Any]) -> Split | None:
+    """How a run split off its validation images, from a checkpoint; None if the data itself had them."""
+    if (said := state.get(ImageData.__qualname__)) is None:
+        return None
+    fraction, names = (said.get(key) if isinstance(said, dict) else None for key in ("fraction", "held_out"))
+    if not (isinstance(fraction, float) and isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError("the checkpoint's list of validation images is malformed: it cannot be resumed")
+    return Split(fraction, tuple(names))
 
 
 def _beginning() -> tuple[int, int]:

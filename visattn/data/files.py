@@ -22,7 +22,7 @@ class Found:
     """Result of a search.
 
     Args:
-        images: paths of the images, in order, keyed by real path, so that an image with several names appears once.
+        images: paths of the images, in order, keyed by `identity`, so that an image with several names appears once.
         problems: unreadable images and folders, with the reason.
         ignored: number of other files, by extension.
     """
@@ -56,16 +56,16 @@ def search(folder: str | Path) -> Found:
         folders = []
         for entry in there:
             where = _real(entry) if entry.is_symlink() else os.path.join(real, entry.name)
-            is_folder, problem = _look_at(entry)
-            if is_folder:
+            seen = _look_at(entry)
+            if seen is None:
                 if not encloses(where, real):
                     folders.append((entry.path, where))
             elif (extension := os.path.splitext(entry.name)[1].lower()) not in EXTENSIONS:
                 found.ignored[extension] += 1
-            elif problem is not None:
-                found.problems[entry.path] = problem
+            elif isinstance(seen, str):
+                found.problems[entry.path] = seen
             else:
-                found.images.setdefault(where, entry.path)
+                found.images.setdefault(identity(where, seen), entry.path)
         todo += reversed(folders)
     return found
 
@@ -82,15 +82,20 @@ def _real(link: os.DirEntry[str]) -> str:
         return link.path
 
 
-def _look_at(entry: os.DirEntry[str]) -> tuple[bool, str | None]:
-    """Whether an entry is a folder; and if it is neither a folder nor a regular file, what it is."""
+def identity(real: str, status: os.stat_result) -> str:
+    """What all names of a file share: its real path, or its place on the disk if it has hard links."""
+    return f"{status.st_dev}:{status.st_ino}" if status.st_nlink > 1 and status.st_ino else real
+
+
+def _look_at(entry: os.DirEntry[str]) -> os.stat_result | str | None:
+    """Status of a regular file; what it is if it is none; None for a folder."""
     try:
         if entry.is_dir():
-            return True, None
-        if not entry.is_file():
-            check_regular(entry.stat().st_mode)
+            return None
+        status = entry.stat()
+        check_regular(status.st_mode)
     except FileNotFoundError:
-        return False, "a broken link"
+        return "a broken link"
     except OSError as error:  # a link to itself
-        return False, reason(error)
-    return False, None
+        return reason(error)
+    return status

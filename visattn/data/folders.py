@@ -11,18 +11,25 @@ from typing import TypeAlias
 
 import numpy as np
 
+from visattn.data.copies import copies
 from visattn.data.files import EXTENSIONS, encloses, search
-from visattn.data.readers import Files, Source
+from visattn.data.readers import Files, Source, Split
 from visattn.files import printable
 from visattn.registry import suggest
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
 
-ByClass: TypeAlias = dict[str, dict[str, str]]  # the paths of every class by their real paths
+ByClass: TypeAlias = dict[str, dict[str, str]]  # the paths of every class by `visattn.data.files.identity`
+MOST_COMPARED = 100_000  # images among which copies are looked for
 
 
 def folder_source(
-    root: Path, val_fraction: float, classes: Sequence[str] | None = None, *, skip_bad: bool = False
+    root: Path,
+    val_fraction: float,
+    *,
+    classes: Sequence[str] | None = None,
+    skip_bad: bool = False,
+    split: Split | None = None,
 ) -> Source:
     """Open an ImageFolder layout: ``root/train/<class>/…`` and ``root/val/<class>/…``, or ``root/<class>/…`` to split.
 
@@ -31,13 +38,23 @@ def folder_source(
         val_fraction: share of every class held out for validation if there is no ``val``; always the same images.
         classes: use only these, in this order.
         skip_bad: skip unreadable files and folders.
+        split: that of a run to resume: the same images are held out, whatever was added.
     """
     if not root.is_dir():
         raise ValueError(f"there is no folder {str(root)!r}: pass the folder of your images with --root")
     parts = {split: _first_folder(root, names) for split, names in SPLITS.items()}
     rest = Rest()
+    own = None
     if parts["train"] is None:
-        train, val = _split(_images(root, classes, rest), val_fraction)
+        found = _images(root, classes, rest)
+        train, val = _split(found, val_fraction) if split is None else _split_again(found, root, split, val_fraction)
+        names = [os.path.relpath(path, root) for files in val.values() for path in files.values()]
+        own = Split(val_fraction, tuple(names))
+    elif split is not None:
+        raise ValueError(
+            f"the run held out images of {str(root)!r} for validation, which now has a train/ folder of its own: "
+            "resume it with the folder as it was"
+        )
     elif parts["val"] is None:
         raise ValueError(f"{str(root)!r} has train/ but no val/: add one, or split train/ with --root {parts['train']}")
     else:
@@ -51,8 +68,8 @@ def folder_source(
         more = f" (and {len(rest.problems) - 1} more)" if len(rest.problems) > 1 else ""
         raise ValueError(f"{path}: {reason}{more}; use --on-bad-image skip to leave such files out")
     order = tuple(train)
-    notes = (*rest.notes(), *_shared(train, val))
-    return Source(_files(train, order), _files(val, order), order, tuple(map(printable, order)), notes=notes)
+    notes = (*rest.notes(), *_repeated(train, val))
+    return Source(_files(train, order), _files(val, order), order, tuple(map(printable, order)), notes=notes, split=own)
 
 
 @dataclass
@@ -73,13 +90,23 @@ class Rest:
             yield f"ignored files in other formats: {self.ignored.total()} ({kinds})"
 
 
-def _shared(train: ByClass, val: ByClass) -> Iterator[str]:
-    """One line about images that are in both splits."""
-    known = {real for files in train.values() for real in files}
-    count = sum(real in known for files in val.values() for real in files)
+def _repeated(train: ByClass, val: ByClass) -> Iterator[str]:
+    """One line about images that are in both splits, and one about those that are in two classes."""
+    every = [(path, one, name) for part in (train, val) for name, files in part.items() for one, path in files.items()]
+    first = {path: one for path, one, _ in every}  # of each path, one of all that have the same content
+    classes = {path: name for path, _, name in every}
+    divided = []
+    for group in copies(first) if len(first) <= MOST_COMPARED else ():
+        first.update(dict.fromkeys(group, first[group[0]]))
+        divided += [(group[0], path) for path in group if classes[path] != classes[group[0]]]
+    known = {first[path] for files in train.values() for path in files.values()}
+    count = sum(first[path] in known for files in val.values() for path in files.values())
     if count:
         total = sum(map(len, val.values()))
         yield f"{count} of the {total} validation images are also training images: validation will look too good"
+    if divided:
+        one, other = map(printable, divided[0])
+        yield f"copies of the same image in two classes: {len(divided)}, such as {one!r} and {other!r}"
 
 
 def _first_folder(root: Path, names: Sequence[str]) -> Path | None:
@@ -96,7 +123,7 @@ def _images(root: Path, classes: Sequence[str] | None, rest: Rest) -> ByClass:
         if name not in there:
             raise ValueError(f"{str(root)!r} has no class {name!r}: {suggest(name, there)}")
     images: ByClass = {}
-    owner: dict[str, str] = {}
+    owner: dict[str, str] = {}  # class of every file
     for name in classes or there:
         found = search(root / name)
         rest.problems |= found.problems
@@ -106,10 +133,10 @@ def _images(root: Path, classes: Sequence[str] | None, rest: Rest) -> ByClass:
             raise ValueError(
                 f"class {name!r} is empty: no images ({', '.join(sorted(EXTENSIONS))}) in {str(root / name)!r}{problem}"
             )
-        for real, path in found.images.items():
-            if (other := owner.setdefault(real, name)) != name:
+        for one, path in found.images.items():
+            if (other := owner.setdefault(one, name)) != name:
                 raise ValueError(
-                    f"{path!r} and {images[other][real]!r} are the same image in two classes, {name!r} and {other!r}: "
+                    f"{path!r} and {images[other][one]!r} are the same image in two classes, {name!r} and {other!r}: "
                     "remove one of the links"
                 )
         images[name] = dict(sorted(found.images.items(), key=lambda pair: pair[1]))
@@ -133,6 +160,28 @@ def _split(found: ByClass, val_fraction: float) -> tuple[ByClass, ByClass]:
         pairs = list(files.items())
         val[name] = dict(pairs[i] for i in sorted(order[:count]))
         train[name] = dict(pairs[i] for i in sorted(order[count:]))
+    return train, val
+
+
+def _split_again(found: ByClass, root: Path, split: Split, val_fraction: float) -> tuple[ByClass, ByClass]:
+    """Hold out the images that a run has held out so far; new images are for training."""
+    if val_fraction != split.fraction:
+        raise ValueError(f"--val-fraction {val_fraction:g}: the run began with {split.fraction:g}, and resumes with it")
+    held_out = set(split.held_out)
+    train: ByClass = {name: {} for name in found}
+    val: ByClass = {name: {} for name in found}
+    for name, files in found.items():
+        for one, path in files.items():
+            relative = os.path.relpath(path, root)
+            (val if relative in held_out else train)[name][one] = path
+            held_out.discard(relative)
+        if not train[name]:
+            raise ValueError(f"class {name!r} has no training image left: the run held out all that are there")
+    if held_out:
+        raise ValueError(
+            f"{len(held_out)} of the {len(split.held_out)} validation images of the run are gone or renamed, such as "
+            f"{printable(min(held_out))!r}: put them back, or begin a new run, so that none of them is trained on"
+        )
     return train, val
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from os import PathLike
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from visattn.data.decode import BadImage, from_pillow, read_image
-from visattn.data.files import EXTENSIONS, search
+from visattn.data.files import EXTENSIONS, identity, search
 
 InMemory: TypeAlias = Image.Image | NDArray[np.uint8]  # (H, W, 3) or (H, W)
 
@@ -34,13 +35,32 @@ def find_images(given: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str
             if not found.images and not found.problems:
                 missing.append((each, f"no images in this folder ({', '.join(sorted(EXTENSIONS))})"))
             missing += found.problems.items()
-            for real, path in found.images.items():
-                images.setdefault(real, path)
+            for one, path in found.images.items():
+                images.setdefault(one, path)
         elif not os.path.exists(each):
             missing.append((each, "no such file or folder"))
         else:
-            images.setdefault(os.path.realpath(each), each)
+            images.setdefault(identity(os.path.realpath(each), os.stat(each)), each)
     return list(map(Path, images.values())), missing
+
+
+def gather(given: Any, leave_out: Callable[[str, str], None]) -> list[Path | NDArray[np.uint8]]:
+    """Collect the paths of files, and images in memory as RGB.
+
+    Args:
+        given: a file, a folder, an image in memory, or a list of these.
+        leave_out: called with what is missing and the reason.
+    """
+    found: list[Path | NDArray[np.uint8]] = []
+    for each in given if isinstance(given, list | tuple) else [given]:
+        if isinstance(each, str | PathLike):
+            paths, missing = find_images([str(each)])
+            for what, why in missing:
+                leave_out(what, why)
+            found += paths
+        else:
+            found.append(as_rgb(each))
+    return found
 
 
 def read_batches(

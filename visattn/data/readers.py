@@ -56,6 +56,19 @@ class DigitImages:
 
 
 @dataclass(frozen=True)
+class Split:
+    """How the validation images of a run were split off from a folder that has no such split.
+
+    Args:
+        fraction: share of every class that was asked for.
+        held_out: paths of the validation images inside the folder.
+    """
+
+    fraction: float
+    held_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Source:
     """Training and validation data.
 
@@ -66,6 +79,7 @@ class Source:
         augment: the augmentation that suits them.
         mask: mask (H, W) of the object in a validation image, if known.
         notes: remarks for whoever trains on the data.
+        split: which images are held out, if the data does not say so itself.
     """
 
     train: Reader
@@ -76,6 +90,7 @@ class Source:
     augment: str = "crop"
     mask: Callable[[int], NDArray[np.bool_]] | None = None
     notes: tuple[str, ...] = ()
+    split: Split | None = None
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from timm.data import ImageNetInfo
 
@@ -13,7 +13,7 @@ from visattn.data.digits import Difficulty, Digits
 from visattn.data.downloads import find_or_download
 from visattn.data.folders import folder_source
 from visattn.data.idx import idx_source
-from visattn.data.readers import DigitImages, Source
+from visattn.data.readers import DigitImages, Source, Split
 from visattn.data.shards import PREFIXES, StreamSource, open_indexed
 from visattn.data.subsets import read_subset
 from visattn.registry import suggest
@@ -31,8 +31,9 @@ def open_source(
     num_classes: int | None = None,
     seed: int = 0,
     skip_bad: bool = False,
+    split: Split | None = None,
 ) -> AnySource:
-    """Open a data set by name.
+    """Open a data set by name; ``split`` is that of a run to resume, whose validation images stay validation images.
 
     >>> open_source("digits", difficulty="translated").classes[:3]
     ('0', '1', '2')
@@ -41,14 +42,15 @@ def open_source(
         raise ValueError(f"--subset selects classes of --data imagenet, not of {data!r}")
     if data.partition("/")[0] in PREFIXES and "/" in data:
         return _shards(data, root, num_classes)
+    options: dict[str, Any] = {"val_fraction": val_fraction, "skip_bad": skip_bad, "split": split}
     openers: dict[str, Callable[[], Source]] = {
         "digits": lambda: _digits(difficulty, seed),
         "mnist": lambda: idx_source(data, Path(root or "data")),
         "fashion_mnist": lambda: idx_source(data, Path(root or "data")),
-        "imagenette": lambda: _wordnet(find_or_download(data, Path(root or "data")), read_subset(data), skip_bad),
-        "imagewoof": lambda: _wordnet(find_or_download(data, Path(root or "data")), read_subset(data), skip_bad),
-        "imagenet": lambda: _wordnet(_needed(root, data), read_subset(subset) if subset else None, skip_bad),
-        "folder": lambda: folder_source(_needed(root, data), val_fraction, skip_bad=skip_bad),
+        "imagenette": lambda: _wordnet(find_or_download(data, Path(root or "data")), read_subset(data), options),
+        "imagewoof": lambda: _wordnet(find_or_download(data, Path(root or "data")), read_subset(data), options),
+        "imagenet": lambda: _wordnet(_needed(root, data), read_subset(subset) if subset else None, options),
+        "folder": lambda: folder_source(_needed(root, data), **options),
     }
     if data not in openers:
         known = [*openers, *(f"{prefix}/…" for prefix in PREFIXES)]
@@ -70,9 +72,9 @@ def _digits(difficulty: Difficulty, seed: int) -> Source:
     )
 
 
-def _wordnet(root: Path, classes: tuple[str, ...] | None, skip_bad: bool) -> Source:
+def _wordnet(root: Path, classes: tuple[str, ...] | None, options: dict[str, Any]) -> Source:
     """Open folders that are named by WordNet ids."""
-    source = folder_source(root, 0.1, classes, skip_bad=skip_bad)
+    source = folder_source(root, classes=classes, **options)
     info = ImageNetInfo()
     known = set(info.label_names())
     names = tuple(

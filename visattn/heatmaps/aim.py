@@ -65,7 +65,8 @@ class Aim:
             return chosen
         same = (target == self.versus).nonzero()
         if len(same):
-            raise ValueError(f"image {int(same[0])} would be compared with the class that it explains: give a target")
+            which = f"image {int(same[0])}" if len(target) > 1 else "it"
+            raise ValueError(f"{which} would be compared with the class that it explains: give another target")
         return chosen - values.gather(1, self.versus[images].expand(len(rows))[:, None])[:, 0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.explaining import attention_heads, explain, relate
 from visattn.heatmaps.explanation import Explanation
 from visattn.heatmaps.inputs import as_batch, refusals_explained
+from visattn.heatmaps.one import One
 from visattn.heatmaps.targets import class_names, number_of_classes
 from visattn.listing import evenly
 from visattn.modules import evaluating
@@ -74,7 +75,17 @@ class Examiner:
         self.model, self.preparation, self.question = model, preparation, question
         self.target, self.number, self.classes = target, number, classes
         self.versus = versus
-        self.failures: dict[str, str] = {}
+        self._aimed: dict[str, Any] = {"target": target, "versus": versus, "classes": classes}
+        self._done: set[str] = set()  # methods that worked on some image
+        self._failures: dict[str, dict[str, str]] = {}  # reasons by method and image
+
+    def failures(self) -> Iterator[tuple[str, str]]:
+        """Methods that failed, or single images on which they did, each with the reason."""
+        for method, reasons in self._failures.items():
+            if method in self._done:
+                yield from ((f"{image}, {method}", why) for image, why in reasons.items())
+            else:
+                yield method, next(iter(reasons.values()))
 
     def _name(self, index: int) -> str:
         """The first name of a class, or its number."""
@@ -99,8 +110,8 @@ class Examiner:
             said[f"{prefix}probability"] = share if self.number > 1 else None
         return said if self.versus is None else {**said, "versus": self.versus}
 
-    def examine(self, names: Sequence[str], images: Sequence[NDArray[np.uint8]]) -> list[Finding]:
-        """Answer the question for a few images (H, W, 3)."""
+    def examine(self, names: Sequence[str], images: Sequence[NDArray[np.uint8]]) -> list[Finding | None]:
+        """Answer the question for a few images (H, W, 3); None for one that no method works on."""
         question = self.question
         x = as_batch(self.model, self.preparation.batch(images))
         with torch.no_grad():
@@ -108,26 +119,9 @@ class Examiner:
         if scores is not None and not scores.isfinite().all():
             raise ValueError("the model's numbers for these images are not finite (NaN or infinite): are its weights?")
         probabilities = None if scores is None else scores.float().softmax(1).cpu()
-        explained: dict[str, Explanation] = {}
-        for method, arguments in question.methods.items():
-            try:
-                explained[method] = explain(
-                    self.model,
-                    x,
-                    method,
-                    self.target,
-                    versus=self.versus,
-                    classes=self.classes,
-                    frames=method == "rollout",
-                    **arguments,
-                )
-            except ValueError as error:
-                self.failures[method] = str(error)
+        explained = {method: self._explained(method, names, x) for method in question.methods}
         heads = attention_heads(self.model, x, question.head_layers, question.head_numbers) if question.heads else {}
         related = _chosen(relate(self.model, x)) if question.patches else {}
-        if "gates" in explained:
-            related |= explained["gates"].extra.get("relations", {})
-        judged = {} if self.judge is None else {method: self.judge(each, x) for method, each in explained.items()}
         shown = [self.preparation.shown(image) for image in images]
         return [
             self._finding(
@@ -135,13 +129,33 @@ class Examiner:
                 name,
                 picture,
                 None if probabilities is None else probabilities[number],
-                explained,
+                {method: found[number] for method, found in explained.items() if number in found},
                 heads,
                 related,
-                {method: sentences[number] for method, sentences in judged.items()},
             )
             for number, (name, picture) in enumerate(zip(names, shown, strict=True))
         ]
+
+    def _explained(self, method: str, names: Sequence[str], x: Tensor) -> dict[int, One]:
+        """A method's answers by the number of the image; without those on which it fails."""
+        try:
+            found = explain(
+                self.model,
+                x,
+                method,
+                frames=method == "rollout",
+                **self._aimed,
+                **self.question.methods[method],
+            )
+        except ValueError as error:
+            if len(x) > 1:  # perhaps because of one image
+                alone = [self._explained(method, names[number:][:1], x[number:][:1]) for number in range(len(x))]
+                return {number: found[0] for number, found in enumerate(alone) if found}
+            self._failures.setdefault(method, {})[names[0]] = str(error)
+            return {}
+        self._done.add(method)
+        judged = [""] * len(x) if self.judge is None else self.judge(found, x)
+        return {row: One(found, row, said) for row, said in enumerate(judged)}
 
     def _finding(
         self,
@@ -149,65 +163,66 @@ class Examiner:
         name: str,
         picture: NDArray[np.uint8],
         probabilities: Tensor | None,
-        explained: Mapping[str, Explanation],
+        explained: Mapping[str, One],
         heads: Mapping[tuple[str, int], Tensor],
         related: Mapping[str, Affinities],
-        judged: Mapping[str, str],
-    ) -> Finding:
+    ) -> Finding | None:
+        if not explained and not heads:
+            return None
+
         def fitted(heatmap: Tensor, least: float = 0) -> Heatmap:
-            return fit_heatmap(heatmap[number], picture.shape[:2], least)
+            return fit_heatmap(heatmap, picture.shape[:2], least)
 
         said = self._said(probabilities)
-        if judged:
-            said["scores"] = dict(judged)
+        if self.judge is not None and explained:
+            said["scores"] = {method: each.judged for method, each in explained.items()}
         about = self._label(said["target"], said["probability"])
         if self.versus is not None:
             about = f"{about} rather than {self._label(self.versus)}"
         views = tuple(
             View(
                 method,
-                fitted(each.heatmap, -1 if each.signed else 0),
-                self._note(each),
-                about if each.of_class else "",
-                judged.get(method, ""),
-                each.signed,
+                fitted(each.heatmap, -1 if each.found.signed else 0),
+                each.note(balanced=bool(self.question.methods[method].get("balanced"))),
+                about if each.found.of_class else "",
+                each.judged,
+                each.found.signed,
             )
             for method, each in explained.items()
         )
-        channels = explained["gates"].extra.get("channels", {}) if "gates" in explained else {}
+        gates = explained.get("gates")
+        channels = {} if gates is None else gates.found.extra.get("channels", {})
+        weighed = {} if gates is None else gates.found.extra.get("relations", {})
         subject = Subject(
             name,
             picture,
             self._label(said["predicted"]),
             said["predicted_probability"],
             views,
-            tuple(_relation(layer, each, number) for layer, each in related.items()),
-            tuple(Channels(block, _array(weights[number])) for block, weights in channels.items()),
-            self._fixations(number, picture, explained.get("glimpses")),
+            (
+                *(_relation(layer, each, number) for layer, each in related.items() if layer not in weighed),
+                *(_relation(layer, each, gates.row) for layer, each in weighed.items() if gates is not None),
+            ),
+            tuple(Channels(block, _array(each[gates.row])) for block, each in channels.items() if gates is not None),
+            self._fixations(picture, explained.get("glimpses")),
         )
         rollout = explained.get("rollout")
-        frames = zip(rollout.layers, rollout.frames, strict=True) if rollout is not None else ()
+        frames = () if rollout is None else zip(rollout.found.layers, rollout.found.frames, strict=True)
         return Finding(
             subject,
-            {method: _array(each.heatmap[number]) for method, each in explained.items()},
-            {method: each.layers for method, each in explained.items()},
+            {method: _array(each.heatmap) for method, each in explained.items()},
+            {method: each.found.layers for method, each in explained.items()},
             said,
-            {layer: fitted(frame) for layer, frame in frames},
-            {key: fitted(each) for key, each in heads.items()},
+            {layer: fitted(frame[rollout.row]) for layer, frame in frames if rollout is not None},
+            {key: fitted(each[number]) for key, each in heads.items()},
         )
 
-    def _note(self, explanation: Explanation) -> str:
-        """A remark of a few words about where a heatmap comes from."""
-        arguments = self.question.methods[explanation.method]
-        of = {"log_probability": "of log p", "probability": "of p"}.get(explanation.of, "")
-        return ", ".join(filter(None, (_note(explanation), of, "balanced" if arguments.get("balanced") else "")))
-
-    def _fixations(self, number: int, picture: NDArray[np.uint8], found: Explanation | None) -> Fixations | None:
-        if found is None:
+    def _fixations(self, picture: NDArray[np.uint8], glimpses: One | None) -> Fixations | None:
+        if glimpses is None:
             return None
-        height, width = found.extra["glimpse"]
+        height, width = glimpses.found.extra["glimpse"]
         across, down = picture.shape[1] / self.preparation.size[2], picture.shape[0] / self.preparation.size[1]
-        return Fixations(_array(found.extra["fixations"][number]), (width * across, height * down))
+        return Fixations(_array(glimpses.found.extra["fixations"][glimpses.row]), (width * across, height * down))
 
 
 def classes_of(
@@ -228,15 +243,6 @@ def fit_heatmap(heatmap: Tensor, size: tuple[int, ...], least: float = 0) -> Hea
 
 def _array(tensor: Tensor) -> Heatmap:
     return tensor.detach().float().cpu().numpy()
-
-
-def _note(explanation: Explanation) -> str:
-    layers = explanation.layers
-    if explanation.method == "gates" and explanation.raw[0].numel() == 1:
-        return "weighs channels, not places"
-    if explanation.method == "gates" and float(explanation.heatmap.max()) == 0:
-        return "the same at every place"
-    return f"{len(layers)} layers" if len(layers) > 1 else "".join(layers)
 
 
 def _relation(name: str, related: Affinities, number: int) -> Relation:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.listing import times
-from visattn.modules import check_default_device, timm_config, underlying, why_refused
+from visattn.modules import check_default_device, is_of_others, timm_config, underlying, why_refused
 
 
 def inspectable(model: nn.Module) -> nn.Module:
@@ -69,4 +69,6 @@ def refusals_explained(model: nn.Module, images: Tensor, advice: str = "") -> It
         except Exception as refusal:  # a network can refuse an image in any way it likes
             size = times(images.shape[1:])
             raise ValueError(f"the model does not take images of {size} ({why_refused(refusal)}){advice}") from error
+        if is_of_others(error) and not isinstance(error, TypeError | ValueError):  # a hook for gradients, say
+            raise ValueError(f"the model fails while it is looked into ({why_refused(error)})") from error
         raise

@@ -32,6 +32,7 @@ from visattn.modules import check_default_device, evaluating, underlying, why_re
 
 Init = Literal["identity", "paper"]
 BlockLike = str | Callable[..., nn.Module]
+SMALL = 32  # side of a map that even attention between all pixels takes quickly
 
 
 def attach(
@@ -195,14 +196,20 @@ def _attached(
 
 
 def _is_identity(block: nn.Module, place: Place, like: Tensor) -> bool:
-    generator = torch.Generator().manual_seed(0)
-    probe = torch.randn(2, place.layout.channels, *place.size, generator=generator).to(like.device, like.dtype)
-    given = probe.clone()
-    try:
-        with torch.no_grad(), evaluating(block):
-            output = block(given)
-    except Exception as error:  # what a block does is its own affair
-        raise ValueError(f"the block does not take a map of {tuple(probe.shape)} ({why_refused(error)})") from error
+    """Whether a block returns the map that it is given, tried on a small one if it takes any size."""
+    small = (min(place.size[0], SMALL), min(place.size[1], SMALL))
+    for size in dict.fromkeys((small, place.size)):
+        probe = torch.randn(2, place.layout.channels, *size, generator=torch.Generator().manual_seed(0))
+        probe = probe.to(like.device, like.dtype)
+        given = probe.clone()
+        try:
+            with torch.no_grad(), evaluating(block):
+                output = block(given)
+            break
+        except Exception as error:  # what a block does is its own affair
+            if size == place.size:
+                shape = tuple(probe.shape)
+                raise ValueError(f"the block does not take a map of {shape} ({why_refused(error)})") from error
     if not torch.equal(given, probe):
         raise ValueError("this block changes the map that it is given, in place: it must return another one")
     if not isinstance(output, Tensor) or output.shape != probe.shape:

@@ -65,8 +65,11 @@ class Attached(nn.Module):
         feature = layout.to_map(x, size)
         changed = self.block(feature)
         if self.gain is not None:
+            change = changed - feature
+            # Behind a gain of zero nothing changes, even if a block overflows in float16: zero times infinity is NaN.
+            change = change.where((self.gain != 0) | change.isfinite(), 0)
             # In the arrangement of x, so that strides, and with them the bits of what follows, stay the same.
-            return x + layout.from_map(self.gain * (changed - feature), torch.zeros_like(x))
+            return x + layout.from_map(self.gain * change, torch.zeros_like(x))
         return in_format_of(x, layout.from_map(changed, x))
 
     def extra_repr(self) -> str:

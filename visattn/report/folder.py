@@ -6,13 +6,14 @@ import io
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from visattn.files import made_by, replacing, write_json
+from visattn.files import made_by, read_manifest, replacing, write_json
 from visattn.report.figures import overlay, save_pixels
 from visattn.report.page import write_page
 from visattn.report.paths import draw_fixations
@@ -52,6 +53,7 @@ class HeatmapFolder:
     def add(self, name: str, finding: Finding) -> None:
         """Write the files of one image; ``name`` is its path, or what it is called."""
         if not self.entries:
+            remove_earlier(self.path)
             mark(self.path)
         files = write_finding(self.path, self._stems.of(Path(name)), finding)
         self.entries.append({"file": name, **finding.said, "files": files})
@@ -91,10 +93,26 @@ def make_folder(path: Path, manifest: str, maker: str) -> None:
         )
 
 
+def remove_earlier(folder: Path) -> None:
+    """Remove the files that the manifest of an earlier run lists, and nothing else."""
+    said = read_manifest(folder / MANIFEST)
+    if said.get("made_by") != MAKER:
+        return
+    images = said.get("images")
+    lists = [said.get("sheets"), [said.get("page")], *(each.get("files") for each in _dictionaries(images))]
+    for name in (name for names in lists if isinstance(names, list) for name in names):
+        if isinstance(name, str) and name == Path(name).name and "\0" not in name:  # not in another folder
+            with suppress(OSError):
+                (folder / name).unlink(missing_ok=True)
+
+
+def _dictionaries(values: Any) -> list[dict[str, Any]]:
+    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
+
+
 def mark(folder: Path) -> None:
-    """Mark a new folder as ours, so that a command that was killed can be run again."""
-    if made_by(folder / MANIFEST) != MAKER:
-        write_manifest(folder, {"images": []})
+    """Mark a folder as ours while it is empty, so that a command that was killed can be run again."""
+    write_manifest(folder, {"images": []})
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.inputs import as_batch, inspectable
 from visattn.heatmaps.targets import Class, class_names, resolve
 from visattn.listing import times
-from visattn.modules import evaluating, sharing_copy, why_refused
+from visattn.modules import sharing_copy, why_refused
 from visattn.scoring.fills import Filler
 from visattn.scoring.ranking import Removal
 
@@ -69,7 +69,6 @@ class Engine:
         if not self.images.isfinite().all():
             raise ValueError("the images hold numbers that are not finite (NaN or infinite)")
         self._model = own_copy(model)
-        self._mode = evaluating if self._model is model else nullcontext  # a copy is in evaluation mode already
         self.passes = 0  # images that went through the model
         logits = torch.cat([self._logits(chunk) for chunk in self.images.split(self.batch_size)])
         self.classes = logits.shape[1]
@@ -142,7 +141,7 @@ class Engine:
     def _logits(self, x: Tensor) -> Tensor:
         """(N, classes) on the CPU."""
         self.passes += len(x)
-        with self._mode(self._model), torch.no_grad(), _refusals(x):
+        with torch.no_grad(), _refusals(x):
             output = class_scores(self._model, self._model(x))
         if output is None or output.shape[1] < 2 or len(output) != len(x):
             raise ValueError("scores need a classifier with two classes or more, which returns (batch, classes)")
@@ -158,11 +157,11 @@ class Engine:
 
 
 def own_copy(model: nn.Module) -> nn.Module:
-    """A copy with the same weights in evaluation mode, since others may be using the model; itself if it has none."""
+    """A copy with the same weights in evaluation mode, since others may be using the model."""
     try:
         return sharing_copy(model)
-    except Exception:  # what is in a network can refuse to be copied in any way it likes
-        return model
+    except Exception as error:  # what is in a network can refuse to be copied in any way it likes
+        raise ValueError(f"the model cannot be copied, and others may be using it ({why_refused(error)})") from error
 
 
 @contextmanager

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 
-from visattn.core.arguments import Device, at_least_one
+from visattn.core.arguments import Device, at_least_one, checked_seed
 from visattn.heatmaps import METHODS, list_methods
 from visattn.heatmaps.methods.base import AUTO, check_method
 from visattn.heatmaps.targets import Class
 from visattn.models.saving.saved import Trained
 from visattn.modules import check_default_device
-from visattn.opening import open_model, own_preparation
+from visattn.opening import open_given, own_preparation
 from visattn.scoring.engine import Engine
 from visattn.scoring.fills import FILLS, black_of
 from visattn.scoring.metrics import METRICS, chosen_metrics
@@ -85,9 +85,10 @@ def evaluate(
     steps, number, batch_size = (
         at_least_one(name, each) for name, each in (("steps", steps), ("number", number), ("batch_size", batch_size))
     )
-    for name, each, most in (("steps", steps, 1000), ("batch_size", batch_size, 2**16), ("seed", seed, 2**32 - 1)):
-        if not 0 <= each <= most:
-            raise ValueError(f"{name} must be {'at least 0' if each < 0 else f'at most {most}'}, got {each}")
+    for name, each, most in (("steps", steps, 1000), ("batch_size", batch_size, 2**16)):
+        if each > most:
+            raise ValueError(f"{name} must be at most {most}, got {each}")
+    seed = checked_seed(seed)
     asked = None if methods is None else _arguments(methods)
     left_out: list[tuple[str, str]] = []
 
@@ -96,14 +97,14 @@ def evaluate(
         if note is not None:
             note(what, why)
 
-    trained, prepared = _opened(model, device, preparation)
+    trained, prepared = open_given(model, device, preparation)
     pictures = load_pictures(data, masks, lambda: prepared or own_preparation(trained.model), number, leave_out)
     black = None if prepared is None else black_of(prepared)
     engine = Engine(trained.model, pictures.inputs, target, black=black, batch_size=batch_size, seed=seed, track=track)
-    scorer = Scorer(trained.model, pictures, engine, fill, steps, seed, leave_out)
+    scorer = Scorer(trained.model, pictures, engine, fill, steps, seed, wanted, named, leave_out)
     scorer.explain(_fitting(trained.model, pictures, asked, balanced, leave_out), track)
     for kind in (scorer.faithfulness, scorer.localisation, scorer.mosaics, scorer.sanity, scorer.cost):
-        kind(wanted, named)
+        kind()
     if not (values := scorer.ordered()):
         reasons = "; ".join(f"{what}: {why}" for what, why in left_out)
         raise ValueError(f"none of the scores could be computed ({reasons})")
@@ -124,23 +125,6 @@ def evaluate(
         },
         left_out=tuple(left_out),
     )  # fmt: skip
-
-
-def _opened(model: Any, device: Device, preparation: Preparation | None) -> tuple[Trained, Preparation | None]:
-    """The model, and how its images are prepared, if that is known."""
-    if isinstance(model, str | PathLike):
-        trained, own = open_model(None, str(model), device)
-        return trained, preparation or own
-    if device is not None:
-        raise ValueError("device is for models that are loaded from a path; this one stays where it is: move it")
-    if not isinstance(model, Trained):
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"the model is a network, or the folder or checkpoint of a run, got {type(model).__name__}")
-        model = Trained(model, type(model).__name__, "in memory")
-    try:
-        return model, preparation or own_preparation(model.model)
-    except ValueError:
-        return model, None
 
 
 def _arguments(methods: str | Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -52,6 +52,8 @@ def load_pictures(
         number: of images, at most; of more, some are chosen evenly.
         leave_out: told of what cannot be used, and why.
     """
+    if masks is not None and not isinstance(masks, Tensor | str | PathLike):
+        raise TypeError(f"masks are a folder, or a tensor (B, H, W) for images in a tensor, got {type(masks).__name__}")
     if isinstance(data, Tensor):
         return _tensors(data, masks, number)
     if isinstance(masks, Tensor):
@@ -88,18 +90,10 @@ def _digits(preparation: Preparation, number: int) -> Pictures:
 
 def _files(data: Any, masks: Any, preparation: Preparation, number: int, leave_out: LeaveOut) -> Pictures:
     from visattn.data.annotations import find_annotations, read_annotation
-    from visattn.data.images import as_rgb, find_images, read_batches
+    from visattn.data.images import gather, read_batches
 
     annotations = None if masks is None else find_annotations(masks)
-    found: list[Any] = []
-    for each in data if isinstance(data, list | tuple) else [data]:
-        if isinstance(each, str | PathLike):
-            paths, missing = find_images([str(each)])
-            for what, why in missing:
-                leave_out(what, why)
-            found += paths
-        else:
-            found.append(as_rgb(each))
+    found = gather(data, leave_out)
     if annotations is not None:
         for path in [each for each in found if not isinstance(each, Path) or each.stem not in annotations]:
             leave_out(str(path) if isinstance(path, Path) else "an image", "there is no mask of its name")

@@ -29,8 +29,9 @@ class Scorer:
         pictures: the images, and where the objects are.
         engine: the same images and what the model says of them.
         fill, steps, seed: see :func:`visattn.evaluate`.
+        wanted: the scores to compute,
+        named: and those of them that were asked for by name: it is an error if one of these cannot be had.
         leave_out: told of what cannot be done, and why.
-        balanced: see :func:`visattn.evaluate`.
     """
 
     def __init__(
@@ -41,10 +42,13 @@ class Scorer:
         fill: str,
         steps: int,
         seed: int,
+        wanted: list[str],
+        named: set[str],
         leave_out: Callable[[str, str], None],
     ) -> None:
         self.model, self.pictures, self.engine = own_copy(model), pictures, engine
         self.fill, self.steps, self.seed, self.leave_out = fill, steps, seed, leave_out
+        self.wanted, self.named = wanted, named
         self.arguments: dict[str, dict[str, Any]] = {}  # of explain, by method
         self.rankings: dict[str, Ranking] = {}
         self.heatmaps: dict[str, NDArray[np.uint8]] = {}
@@ -86,20 +90,20 @@ class Scorer:
     def _put(self, metric: str, method: str, values: Tensor) -> None:
         self.values.setdefault(metric, {})[method] = values.detach().float().cpu().numpy()
 
-    def _cannot(self, metrics: list[str], named: set[str], why: str) -> None:
+    def _cannot(self, metrics: list[str], why: str) -> None:
         """Left out if it came with a group, an error if it was asked for by name."""
         for metric in metrics:
-            if metric in named:
+            if metric in self.named:
                 raise ValueError(f"{metric}: {why}")
         if metrics:
             self.leave_out(", ".join(metrics), why)
 
-    def faithfulness(self, wanted: list[str], named: set[str]) -> None:
+    def faithfulness(self) -> None:
         """Scores from parts that are taken away, of all methods in one list of jobs per fill."""
-        names = [name for name in wanted if name in FAITHFULNESS]
+        names = [name for name in self.wanted if name in FAITHFULNESS]
         black = [name for name in names if (FAITHFULNESS[name].fill or self.fill) == "black"]
         if black and not self.engine.knows_black:
-            self._cannot(black, named, "what black is in the model's input is not known: give preparation=")
+            self._cannot(black, "what black is in the model's input is not known: give preparation=")
             names = [name for name in names if name not in black]
         plans: dict[str, list[Removal]] = {}
         for name in names:
@@ -111,54 +115,54 @@ class Scorer:
         for name in names:
             for method, ranking in self.rankings.items():
                 self._put(name, method, FAITHFULNESS[name](self.engine, ranking, self.fill, self.steps))
-        if {"drop", "increase"} & set(wanted):
+        if {"drop", "increase"} & set(self.wanted):
             for method, ranking in self.rankings.items():
                 both = dict(zip(("drop", "increase"), drop_and_increase(self.engine, ranking), strict=True))
-                for name in both.keys() & set(wanted):
+                for name in both.keys() & set(self.wanted):
                     self._put(name, method, both[name])
 
-    def localisation(self, wanted: list[str], named: set[str]) -> None:
+    def localisation(self) -> None:
         """Scores from masks."""
-        names = [name for name in wanted if name in MASKED]
+        names = [name for name in self.wanted if name in MASKED]
         if self.pictures.masks is None:
-            self._cannot(names, named, "it is not known where the objects are: give masks=")
+            self._cannot(names, "it is not known where the objects are: give masks=")
             return
         for name in names:
             for method, ranking in self.rankings.items():
                 self._put(name, method, LOCALISATION[name](ranking, self.pictures.masks))
 
-    def mosaics(self, wanted: list[str], named: set[str]) -> None:
+    def mosaics(self) -> None:
         """The grid pointing game."""
-        if "gridpg" not in wanted:
+        if "gridpg" not in self.wanted:
             return
         try:
             mosaics = make_mosaics(self.model, self.engine, most=len(self.engine), seed=self.seed)
         except ValueError as error:
-            self._cannot(["gridpg"], named, str(error))
+            self._cannot(["gridpg"], str(error))
             return
         for method in self.rankings:
             maps = self._maps(method)(self.model, mosaics.images, mosaics.target)
             self._put("gridpg", method, mosaics.score(Ranking(maps, self.seed)))
 
-    def sanity(self, wanted: list[str], named: set[str]) -> None:  # noqa: ARG002 - all of them can always be had
+    def sanity(self) -> None:
         """Do heatmaps depend on what they should depend on?"""
         images, target = self.engine.images, self.engine.target
         for method, ranking in self.rankings.items():
             explained = (self.model, images, target, self._maps(method))
-            if "randomisation" in wanted:
+            if "randomisation" in self.wanted:
                 found = randomisation(*explained, before=ranking.maps, seed=self.seed)
                 self._put("randomisation", method, found.mean(0))
-            if "other_class" in wanted:
+            if "other_class" in self.wanted:
                 classes = self.engine.classes
                 self._put("other_class", method, other_class(*explained, classes, before=ranking.maps, seed=self.seed))
-            if "sensitivity" in wanted:
+            if "sensitivity" in self.wanted:
                 self._put("sensitivity", method, sensitivity(*explained, before=ranking.maps, seed=self.seed))
 
-    def cost(self, wanted: list[str], named: set[str]) -> None:  # noqa: ARG002
+    def cost(self) -> None:
         """Of one image, the mean over all."""
         for method, cost in self.costs.items():
             for name, total in (("passes", cost.passes), ("seconds", cost.seconds)):
-                if name in wanted:
+                if name in self.wanted:
                     self._put(name, method, torch.full((len(self.engine),), total / cost.images))
 
     def ordered(self) -> Mapping[str, Mapping[str, NDArray[np.float32]]]:

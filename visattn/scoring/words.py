@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from visattn.core.arguments import checked_seed
 from visattn.heatmaps import Explanation
+from visattn.heatmaps.inputs import as_batch, inspectable
+from visattn.listing import times
 from visattn.scoring.engine import Engine
 from visattn.scoring.faithfulness import FAITHFULNESS, probabilities
 from visattn.scoring.ranking import Ranking, Removal
@@ -79,9 +82,19 @@ def score(
     >>> score(visattn.explain(model, x, "gradcam"), model, x)[0].share
     0.09375
     """
-    if not 0 < share <= 1:
+    if not isinstance(explanation, Explanation):
+        raise TypeError(f"the explanation is what visattn.explain returns, got {type(explanation).__name__}")
+    if not isinstance(share, int | float) or not 0 < share <= 1:
         raise ValueError(f"share is a number above 0 and at most 1, got {share!r}")
-    engine = Engine(model, x, explanation.target, black=black, seed=seed)
+    seed = checked_seed(seed)
+    images = as_batch(inspectable(model), x)
+    explained, given = tuple(explanation.heatmap.shape), (len(images), *images.shape[2:])
+    if explained != given:
+        raise ValueError(
+            f"the explanation is of {explained[0]} images of {times(explained[1:])}, and these are {given[0]} of "
+            f"{times(given[1:])}: give the images that were explained"
+        )
+    engine = Engine(model, images, explanation.target, black=black, seed=seed)
     ranking = Ranking(explanation.raw, seed)
     count = max(ranking.count(share), 1)
     random = [Ranking(torch.zeros_like(ranking.maps), seed + 1 + draw) for draw in range(DRAWS)]

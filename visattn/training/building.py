@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import visattn
 from visattn.data.datamodule import ImageData
 from visattn.data.preparation import Preparation
+from visattn.data.readers import Split
 from visattn.data.sources import AnySource, open_source
 from visattn.listing import shown, times
 from visattn.models import create_model
@@ -29,8 +30,8 @@ from visattn.training.settings import Settings
 from visattn.training.trainer import SHARDED
 
 
-def create_source(settings: Settings) -> AnySource:
-    """Open the data that the settings name."""
+def create_source(settings: Settings, split: Split | None = None) -> AnySource:
+    """Open the data that the settings name; ``split`` is that of a run to resume."""
     if settings.data == "folder" and settings.root is not None:
         root, out = Path(settings.root), Path(settings.out).resolve()
         for folder in (root / "train", root / "val") if (root / "train").is_dir() else (root,):
@@ -48,6 +49,7 @@ def create_source(settings: Settings) -> AnySource:
         num_classes=settings.num_classes,
         seed=settings.seed,
         skip_bad=settings.on_bad_image == "skip",
+        split=split,
     )
     if settings.num_classes not in (None, len(source.classes)):
         raise ValueError(

@@ -115,6 +115,12 @@ def check_resumable(
     state: Mapping[str, Any], known: Mapping[str, Any], model: nn.Module, settings: Settings, classes: Sequence[str]
 ) -> None:
     """Raise, before anything is written, if a checkpoint cannot be resumed with these settings."""
+    if not known.get("classes"):
+        raise ValueError("the checkpoint does not say which classes its model knows: it is damaged or was edited")
+    if (change := _change(known["classes"], classes)) is not None:
+        raise ValueError(
+            f"the run started with other classes: {change} in the data; resume it with the data it started with"
+        )
     weights, own = model_weights(state), model.state_dict()
     described = describe(model)
     differs = any(described[key] != known.get(key) for key in ("model", "attachments"))
@@ -130,15 +136,16 @@ def check_resumable(
             f"the checkpoint has weights that are not finite numbers ({broken[0]}): resume from an earlier one, or "
             "begin again with a lower --lr"
         )
-    if not known.get("classes"):
-        raise ValueError("the checkpoint does not say which classes its model knows: it is damaged or was edited")
-    for before, now in zip(known["classes"], classes, strict=True):
-        if before != now:
-            raise ValueError(
-                f"the run started with other classes: {shown(before)} is now {shown(now)} in the data; resume it "
-                "with the data it started with"
-            )
     if state["epoch"] + 1 > settings.epochs:
         raise ValueError(
             f"the run is already in epoch {state['epoch'] + 1}: --epochs {settings.epochs} is less than that"
         )
+
+
+def _change(before: Sequence[str], now: Sequence[str]) -> str | None:
+    """One difference between two lists of classes, in words."""
+    for text, names, others in (("is new", now, before), ("is gone", before, now)):
+        if len(names) > len(others):
+            return f"{shown(next((name for name in names if name not in others), names[-1]))} {text}"
+    pairs = zip(before, now, strict=True)
+    return next((f"{shown(old)} is now {shown(new)}" for old, new in pairs if old != new), None)

@@ -11,15 +11,8 @@ from visattn.files import printable
 from visattn.missing import MissingPackage
 
 # Errors that the user can fix; anything else is a bug of ours and keeps its traceback.
-PROBLEMS = (
-    ValueError,
-    OSError,
-    FloatingPointError,
-    MemoryError,
-    torch.OutOfMemoryError,
-    MisconfigurationException,
-    MissingPackage,
-)
+USAGE = (ValueError, MisconfigurationException, MissingPackage)  # what was asked for cannot be done
+PROBLEMS = (*USAGE, OSError, FloatingPointError, MemoryError, torch.OutOfMemoryError)
 
 # How torch reports that a CPU is out of memory; it has no exception type for that.
 NO_MEMORY = "DefaultCPUAllocator: "

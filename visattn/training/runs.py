@@ -24,10 +24,12 @@ class Run:
     Args:
         folder: where the run writes.
         checkpoint: what to resume from, if the run is resumed.
+        is_new: the folder must not exist yet.
     """
 
     folder: Path
     checkpoint: Path | None = None
+    is_new: bool = False
 
     @property
     def last(self) -> Path:
@@ -108,7 +110,7 @@ def find_run(settings: Settings, config: str) -> Run:
         return Run(own[-1].folder, own[-1].last if own[-1].last.is_file() else None)
     if taken:
         folder = out / f"{name}-run{_number(taken[-1], name) + 1}"
-    return Run(folder)
+    return Run(folder, is_new=True)
 
 
 @contextmanager
@@ -121,10 +123,10 @@ def claimed(settings: Settings, config: str) -> Iterator[Run]:
         run = find_run(settings, config)
         made = [folder for folder in (run.folder, *run.folder.parents) if not os.path.lexists(folder)]
         try:
-            run.folder.mkdir(parents=True, exist_ok=run.folder not in made)
+            run.folder.mkdir(parents=True, exist_ok=not run.is_new)
             break
         except FileExistsError:
-            if run.folder not in made:  # a file is in the way
+            if not run.is_new:  # a file is in the way
                 raise
     try:
         yield run

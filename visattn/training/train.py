@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from visattn.data.datamodule import recorded_split
+from visattn.data.readers import Source
 from visattn.models import load_model
 from visattn.models.plugins import changed_plugins, check_plugins
 from visattn.models.saving.saved import write_model
@@ -25,6 +27,11 @@ from visattn.training.settings import Settings
 from visattn.training.signals import Signals
 from visattn.training.trainer import create_trainer
 
+UNRECORDED = (
+    "note: the run does not say which images it validated on (an earlier version began it, or the folder had train/ "
+    "and val/): images that were added or removed since may have moved validation images into training"
+)
+
 
 def train(settings: Settings, arguments: Mapping[str, Any], config: str, signals: Signals) -> None:
     """Run one training from beginning to end.
@@ -40,8 +47,11 @@ def train(settings: Settings, arguments: Mapping[str, Any], config: str, signals
     # A new folder, or that of the run to resume.
     with claimed(settings, config) if is_first() else nullcontext(find_run(settings, config)) as run:
         # Images, a model for them, and the images prepared for this model.
-        source = create_source(settings)
         state, known = read_state(run)
+        split = None if state is None else recorded_split(state)
+        source = create_source(settings, split)
+        if state is not None and split is None and isinstance(source, Source) and source.split is not None:
+            on_first_process(print, UNRECORDED)
         classifier = create_classifier(settings, source, resumed=run.checkpoint is not None)
         data = create_data(settings, source, classifier.model)
         classifier.card = card(settings, source, data, classifier.model)

@@ -4,6 +4,8 @@ Arrays are (B, C, H, W) or (B, C). A batch norm is the tuple ``bn = (gamma, beta
 evaluation mode. 1x1 convolutions take a (out, in) matrix and an optional bias (out,).
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 Array = np.ndarray
@@ -108,47 +110,39 @@ def gate_channels(x: Array, g: Array) -> Array:
     return x * g[:, :, None, None]
 
 
-def average_pool(x: Array, kernel: int, stride: int, padding: int) -> Array:
-    """Average pooling; the padded zeros are not counted. Output size floor((H + 2p - k) / s) + 1."""
-    batch, channels, height, width = x.shape
-    h_out = (height + 2 * padding - kernel) // stride + 1
-    w_out = (width + 2 * padding - kernel) // stride + 1
-    y = np.empty((batch, channels, h_out, w_out))
-    for i in range(h_out):
-        for j in range(w_out):
-            top, left = i * stride - padding, j * stride - padding
-            rows = slice(max(top, 0), min(top + kernel, height))
-            cols = slice(max(left, 0), min(left + kernel, width))
-            y[:, :, i, j] = x[:, :, rows, cols].mean(axis=(2, 3))
+def _pool(x: Array, rows: list[slice], columns: list[slice], reduce: Callable[..., Array]) -> Array:
+    """One number for every window, the part of the map in these rows and columns."""
+    y = np.empty((*x.shape[:2], len(rows), len(columns)))
+    for i, j in np.ndindex(len(rows), len(columns)):
+        y[:, :, i, j] = reduce(x[:, :, rows[i], columns[j]], axis=(2, 3))
     return y
+
+
+def _windows(length: int, kernel: int, stride: int, padding: int, up: int = 0) -> list[slice]:
+    """The part inside the map of each of the floor((H + 2p - k) / s) + 1 windows along an axis."""
+    starts = [i * stride - padding for i in range((length + 2 * padding - kernel + up) // stride + 1)]
+    return [slice(max(start, 0), min(start + kernel, length)) for start in starts]
+
+
+def average_pool(x: Array, kernel: int, stride: int, padding: int) -> Array:
+    """Average pooling; the padded zeros are not counted."""
+    rows, columns = (_windows(length, kernel, stride, padding) for length in x.shape[2:])
+    return _pool(x, rows, columns, np.mean)
 
 
 def adaptive_average_pool(x: Array, size: int) -> Array:
     """Average pooling to (size, size): window i covers floor(i H / size) .. ceil((i + 1) H / size)."""
-    batch, channels, height, width = x.shape
-    y = np.empty((batch, channels, size, size))
-    for i in range(size):
-        for j in range(size):
-            rows = slice(i * height // size, -(-(i + 1) * height // size))
-            cols = slice(j * width // size, -(-(j + 1) * width // size))
-            y[:, :, i, j] = x[:, :, rows, cols].mean(axis=(2, 3))
-    return y
+    rows, columns = (
+        [slice(i * length // size, -(-(i + 1) * length // size)) for i in range(size)] for length in x.shape[2:]
+    )
+    return _pool(x, rows, columns, np.mean)
 
 
 def max_pool(x: Array, kernel: int, stride: int, padding: int = 0, *, ceil_mode: bool = False) -> Array:
     """Max pooling over the part of each window inside the map; ceil_mode keeps partial last windows."""
-    batch, channels, height, width = x.shape
     up = stride - 1 if ceil_mode else 0
-    h_out = (height + 2 * padding - kernel + up) // stride + 1
-    w_out = (width + 2 * padding - kernel + up) // stride + 1
-    y = np.empty((batch, channels, h_out, w_out))
-    for i in range(h_out):
-        for j in range(w_out):
-            top, left = i * stride - padding, j * stride - padding
-            rows = slice(max(top, 0), min(top + kernel, height))
-            cols = slice(max(left, 0), min(left + kernel, width))
-            y[:, :, i, j] = x[:, :, rows, cols].max(axis=(2, 3))
-    return y
+    rows, columns = (_windows(length, kernel, stride, padding, up) for length in x.shape[2:])
+    return _pool(x, rows, columns, np.max)
 
 
 def nearest(x: Array, height: int, width: int) -> Array:

@@ -15,7 +15,7 @@ Ambiguities:
 
 * Residual: the paper writes 0.5 W + 0.5 I; the authors' code adds I and divides by the row sum, which is the same for
   rows that sum to one.
-* Heads: averaged first (from the brief; the authors' graph code takes maps already reduced to one per layer).
+* Heads: averaged first (the authors' graph code takes maps already reduced to one per layer).
 * The authors' code divides the flows by their sum over j. The definition does not, and neither does this function; the
   ranking is the same.
 * The flows to several targets are separate problems: they do not share capacity, so they need not sum to one.
