@@ -5,6 +5,7 @@ import csv
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -193,6 +194,19 @@ def test_batch_normalisation_of_one_process_is_announced(folder):
     ).stdout  # fmt: skip
     assert "SyncBatchNorm needs GPUs" in said
     assert (folder / "runs" / "norm" / "film.png").is_file()
+
+
+@pytest.mark.parametrize("model", ["test_resnet", "test_vit"])
+def test_a_sharded_run_is_filmed(folder, model):
+    """What is known about the network was found out before it was sharded: it cannot be copied any more."""
+    train(
+        "--model", model, "--attn", "se", "--epochs", "2", "--film-every", "1", "--trainer.limit_train_batches", "2",
+        "--trainer.limit_val_batches", "1", "--trainer.accelerator", "cpu", "--name", f"film-{model}", *TWO,
+        "--strategy", "fsdp", cwd=folder,
+    )  # fmt: skip
+    run = folder / "runs" / f"film-{model}"
+    assert np.load(run / "film" / "epoch_0002.npy").max() == 1
+    assert (run / "heatmaps.png").is_file()
 
 
 def test_an_error_in_several_processes_ends_all_of_them(folder):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from timm.data import Mixup
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torchmetrics import Metric
 from typing_extensions import override
 
@@ -185,6 +185,13 @@ def shard(model: nn.Module, mesh: Any) -> None:
                 if sum(1 for _ in child.parameters()) > 3:
                     fully_shard(child, mesh=mesh)
     fully_shard(model, mesh=mesh)
+
+
+def reshard(model: nn.Module) -> None:
+    """Let go of weights that validation gathered: a backward pass ends with sharded ones, whatever it began with."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _freeze_backbone(model: nn.Module) -> Iterator[nn.Module]:

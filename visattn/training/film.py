@@ -13,6 +13,7 @@ from visattn.files import replacing
 from visattn.heatmaps import explain
 from visattn.modules import uncompiled
 from visattn.report.heatmaps import draw_film
+from visattn.training.classifier import reshard
 
 
 class Film(Callback):
@@ -35,6 +36,7 @@ class Film(Callback):
         epoch = trainer.current_epoch + 1
         if epoch % self.every and epoch != trainer.max_epochs:
             return
+        reshard(pl_module.model)  # type: ignore[arg-type]
         with uncompiled(pl_module.model), trainer.precision_plugin.forward_context():  # type: ignore[arg-type]
             inputs = trainer.precision_plugin.convert_input(self.inputs.to(pl_module.device))
             maps = explain(pl_module.model, inputs).heatmap  # type: ignore[arg-type]
