@@ -158,21 +158,23 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only write docs/truth.md")
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"models": {}}
-    jobs = {} if arguments.table else {f"{name}, digits": name for name in arguments.models or TRAINING}
     if arguments.photographs is not None:
-        results["models"]["efficientnet_lite0, photographs"] = on_photographs(arguments.lite0, arguments.photographs)
+        found = on_photographs(arguments.lite0, arguments.photographs)
+        results = save(results, "efficientnet_lite0, photographs", found)
     elif not arguments.table:
-        for title, name in jobs.items():
-            results["models"][title] = on_digits(name, slow=arguments.slow)
-            save(results)
-    save(results)
+        for name in arguments.models or TRAINING:
+            results = save(results, f"{name}, digits", on_digits(name, slow=arguments.slow))
     write_table(results, HERE.parent / "docs" / "truth.md")
 
 
-def save(results: dict[str, Any]) -> None:
-    versions = {"torch": torch.__version__, "timm": timm.__version__}
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads, no GPU"
-    RESULTS.write_text(json.dumps({**results, "versions": versions, "machine": machine}, indent=1) + "\n")
+def save(results: dict[str, Any], title: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The results with those of one more model, written to their file."""
+    results["models"][title] = found
+    results["versions"] = {"torch": torch.__version__, "timm": timm.__version__}
+    threads = torch.get_num_threads()
+    results["machine"] = f"{platform.machine()}, {threads} thread{'s' if threads > 1 else ''}, no GPU"
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    return results
 
 
 if __name__ == "__main__":
