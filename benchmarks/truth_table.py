@@ -31,8 +31,8 @@ made of images at half their size, which these small models hardly recognise.
 
 What is best depends on the question. `sharp_gradcam` was designed on the digits and photographs of this very table, so
 expect less of it elsewhere. Weighing faithfulness and localisation equally, and comparing maps at no more than 16 x 16
-cells, are choices, made after looking at first results: by SRG alone `input_x_gradient` is ahead on the digits, the more
-so at the resolution of pixels, and it points at the digit in fewer than half of the images of the ResNet.
+cells, are choices, made after looking at first results: by SRG alone `input_x_gradient` is ahead on the digits, even
+more so at the resolution of pixels, and it points at the digit in fewer than half of the images of the ResNet.
 
 """
 
