@@ -158,6 +158,6 @@ def test_every_process_of_a_run_ends_when_there_is_no_network(tmp_path, monkeypa
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     result = train("--data", "mnist", "--model", "ram", cwd=tmp_path, check=False, timeout=100)
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert "could not download MNIST" in result.stderr
     assert list((tmp_path / "data").iterdir()) == []
