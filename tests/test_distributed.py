@@ -171,19 +171,11 @@ def test_pretrained_with_a_block_in_two_processes_resumed_loaded_and_seen(folder
     gains = [attached.gain.item() for attached in visattn.attachments(model).values()]
     assert all(gains), "a gain has not moved"
     Image.new("RGB", (80, 70), "red").save(folder / "red.png")
-    command = [
-        "-m",
-        "visattn",
-        "heatmap",
-        "--weights",
-        f"runs/{name}",
-        "--image",
-        "red.png",
-        "--out",
-        f"out-{strategy}",
-    ]
+    command = ["-m", "visattn", "heatmap", "--weights", f"runs/{name}", "--method", "auto,gates", "--image", "red.png"]
+    command += ["--out", f"out-{strategy}"]
     subprocess.run([sys.executable, *command], cwd=folder, env=environment(), check=True, capture_output=True)
-    assert (folder / f"out-{strategy}" / "red_gates.png").is_file()
+    for method in ("sharp_gradcam", "gates"):
+        assert (folder / f"out-{strategy}" / f"red_{method}.png").is_file()
 
 
 def test_batch_normalisation_of_one_process_is_announced(folder):
