@@ -282,7 +282,9 @@ def test_one_picture_in_words():
     model, share = Spots(), float(masks[0].float().mean())
     explanation = visattn.explain(model, images, "edge")
     true = dataclasses.replace(explanation, raw=masks.float())
-    for each in visattn.score(true, model, images, share=share, fill="mean"):
+    found = visattn.score(true, model, images, share=share, fill="mean")
+    assert true.score(model, images, share=share, fill="mean") == found
+    for each in found:
         assert each.before > 0.95
         assert each.without_brightest == pytest.approx(0.5)
         assert each.without_random > 0.9

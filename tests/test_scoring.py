@@ -1,5 +1,7 @@
 """Scores that take parts of images away: equal to their definitions, and able to tell true from false."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import timm
@@ -291,6 +293,33 @@ def test_under_autocast(fill):
         cast = FAITHFULNESS["srg"](Engine(model, images, black=(-1.0,) * 3), Ranking(maps), fill, 2)
     assert cast.dtype == torch.float32
     torch.testing.assert_close(cast, plain, atol=0.02, rtol=0)
+
+
+class OneLayout(nn.Module):
+    """A user's own network, which can read images in one layout only, or in any."""
+
+    seen: ClassVar[list[bool]] = []  # of all copies
+
+    def __init__(self, *, picky):
+        super().__init__()
+        self.convolution, self.head, self.picky = nn.Conv2d(3, 4, 3), nn.Linear(4 * 6 * 6, 5), picky
+
+    def forward(self, x):
+        self.seen.append(x.is_contiguous(memory_format=torch.channels_last))
+        features = self.convolution(x)
+        return self.head(features.view(len(x), -1) if self.picky else features.flatten(1))
+
+
+@pytest.mark.parametrize(("picky", "layouts"), [(False, [True, True]), (True, [True, False, False])])
+def test_channels_come_last_where_the_network_allows_it(picky, layouts):
+    model, images, maps = OneLayout(picky=picky).eval(), torch.rand(2, 3, 8, 8), torch.rand(2, 4, 4)
+    OneLayout.seen.clear()
+    engine = Engine(model, images)
+    [answer] = engine.without(most_first(Ranking(maps), [1.0]), "mean")
+    assert engine.passes == 4
+    assert OneLayout.seen == layouts
+    expected = model(torch.zeros_like(images)).softmax(1).gather(1, engine.target[:, None])[:, 0]
+    torch.testing.assert_close(answer.probability, expected.detach())
 
 
 def test_progress_sees_every_chunk(model, images, maps):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import timm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from visattn.files import made_by, replacing, write_json
 
@@ -88,6 +88,12 @@ class Explanation:
             Image.fromarray(overlay(image, heatmap, opacity, signed=self.signed))
             for image, heatmap in zip(self.pixels(), self.heatmap.numpy(), strict=True)
         ]
+
+    def score(self, model: nn.Module, x: Tensor, **options: Any) -> list[Any]:
+        """Whether the model needs what is bright: what :func:`visattn.score` says, one answer per image."""
+        import visattn  # scores stand above heatmaps
+
+        return visattn.score(self, model, x, **options)
 
     def save(self, folder: str | Path) -> Path:
         """Write ``<number>_<method>.png`` and ``.npy`` for every image, and ``manifest.json``; returns the folder."""

@@ -69,8 +69,7 @@ class Engine:
         if not self.images.isfinite().all():
             raise ValueError("the images hold numbers that are not finite (NaN or infinite)")
         self._model = own_copy(model)
-        self.passes = 0  # images that went through the model
-        logits = torch.cat([self._logits(chunk) for chunk in self.images.split(self.batch_size)])
+        logits = self._clean_logits()
         self.classes = logits.shape[1]
         self.knows_black = black is not None
         wanted = resolve(target, len(self.images), self.classes, class_names(self.classes, model))
@@ -138,11 +137,27 @@ class Engine:
         ]
         return torch.cat(masks).to(self.images.device)
 
+    def _clean_logits(self) -> Tensor:
+        """(B, classes), and the layout of the images from now on.
+
+        Convolutions on a CPU are up to a quarter faster with the channels last. A network that cannot read such images
+        (``view`` instead of ``flatten``) says so here.
+        """
+        layouts = [torch.channels_last] if self.images.device.type == "cpu" else []
+        for self._layout in (*layouts, torch.contiguous_format):
+            self.passes = 0  # images that went through the model
+            try:
+                return torch.cat([self._logits(chunk) for chunk in self.images.split(self.batch_size)])
+            except ValueError:
+                if self._layout is torch.contiguous_format:
+                    raise
+        raise AssertionError("there is always a layout")
+
     def _logits(self, x: Tensor) -> Tensor:
         """(N, classes) on the CPU."""
         self.passes += len(x)
         with torch.no_grad(), _refusals(x):
-            output = class_scores(self._model, self._model(x))
+            output = class_scores(self._model, self._model(x.contiguous(memory_format=self._layout)))
         if output is None or output.shape[1] < 2 or len(output) != len(x):
             raise ValueError("scores need a classifier with two classes or more, which returns (batch, classes)")
         logits = output.float().cpu()
