@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from visattn.scoring.localisation import LOCALISATION
 from visattn.scoring.mosaics import CONFIDENT, make_mosaics
 from visattn.scoring.pictures import load_pictures
 from visattn.scoring.ranking import Ranking
+from visattn.scoring.statistics import bootstrap
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "truth.json"
@@ -108,18 +110,35 @@ def scored(
             left_out.append((name, str(error)))
             continue
         ranking = Ranking(at_one_resolution(maps))
-        srg = {fill: float(FAITHFULNESS["srg"](engine, ranking, fill, STEPS).mean()) for fill in FILLS}
-        where = {"GridPG": float(mosaics.score(Ranking(mosaic_maps)).mean())}
+        srg = {fill: FAITHFULNESS["srg"](engine, ranking, fill, STEPS) for fill in FILLS}
+        where = {"GridPG": mosaics.score(Ranking(mosaic_maps))}
         if masks is not None:
-            where |= {each: float(LOCALISATION[each](ranking, masks).float().mean()) for each in ("pointing", "energy")}
-        overall = (sum(srg.values()) / len(srg) + sum(where.values()) / len(where)) / 2
-        slow = METHODS[arguments["method"]].slow
-        scores = {f"SRG {fill}": value for fill, value in srg.items()} | where
-        rows.append({"name": name, "slow": slow, "scores": scores, "overall": overall})
-        print(f"{name}: {overall:.3f} {scores} {time.perf_counter() - start:.0f} s", flush=True)
+            where |= {each: LOCALISATION[each](ranking, masks).float() for each in ("pointing", "energy")}
+        row = {"name": name, "slow": METHODS[arguments["method"]].slow, **summary(srg, where)}
+        rows.append(row)
+        print(f"{row} {time.perf_counter() - start:.0f} s", flush=True)
     rows.sort(key=lambda row: -row["overall"])
     found = {"kind": kind_of(model, images[:1]), "images": len(images), "mosaics": len(mosaics.images)}
     return {**found, "rows": rows, "left_out": left_out}
+
+
+def summary(srg: dict[str, Tensor], where: dict[str, Tensor]) -> dict[str, Any]:
+    """The mean of every score, their overall mean, and its interval over images and over mosaics.
+
+    Args:
+        srg: by fill, (images,).
+        where: scores of localisation, (images,), or (mosaics,) for GridPG.
+    """
+    of_mosaics = where["GridPG"] / (2 * len(where))
+    others = sum(each for name, each in where.items() if name != "GridPG") / (2 * len(where))
+    of_images = sum(srg.values()) / (2 * len(srg)) + others
+    parts = [bootstrap(each.numpy()) for each in (of_images, of_mosaics)]
+    overall = sum(each.mean for each in parts)
+    low = overall - math.hypot(*(each.mean - each.low for each in parts))
+    high = overall + math.hypot(*(each.high - each.mean for each in parts))
+    scores = {f"SRG {fill}": float(each.mean()) for fill, each in srg.items()}
+    scores |= {name: float(each.mean()) for name, each in where.items()}
+    return {"scores": scores, "overall": overall, "interval": [low, high]}
 
 
 def train(name: str) -> Path:
