@@ -130,8 +130,8 @@ def summary(srg: dict[str, Tensor], where: dict[str, Tensor]) -> dict[str, Any]:
         where: scores of localisation, (images,), or (mosaics,) for GridPG.
     """
     of_mosaics = where["GridPG"] / (2 * len(where))
-    others = sum(each for name, each in where.items() if name != "GridPG") / (2 * len(where))
-    of_images = sum(srg.values()) / (2 * len(srg)) + others
+    others = [each / (2 * len(where)) for name, each in where.items() if name != "GridPG"]
+    of_images = torch.stack([*(each / (2 * len(srg)) for each in srg.values()), *others]).sum(0)
     parts = [bootstrap(each.numpy()) for each in (of_images, of_mosaics)]
     overall = sum(each.mean for each in parts)
     low = overall - math.hypot(*(each.mean - each.low for each in parts))

@@ -252,3 +252,29 @@ def test_what_one_image_does_to_a_method_does_not_concern_the_others():
     ((what, why),) = found.left_out
     assert what == "image 0, input_gradient"
     assert "not finite" in why
+
+
+def test_numbers_in_a_list_are_a_vector():
+    model, x = timm.create_model("test_resnet", num_classes=0).eval(), torch.rand(1, 3, 64, 64)
+    vector = torch.linspace(-1, 1, model.num_features)
+    named, listed = (visattn.explain(model, x, "gradcam", target=each) for each in (vector, vector.tolist()))
+    assert listed.of == "cosine"
+    torch.testing.assert_close(listed.raw, named.raw)
+
+
+def test_a_method_without_classes_compares_none(vit):
+    model, x = vit
+    e = visattn.explain(model, x, "rollout", target=1, versus=2)
+    assert e.versus is None
+
+
+class Foreign(torch.Tensor):
+    """Images of another library."""
+
+
+@pytest.mark.parametrize("method", ["auto", "fullgrad", "rollout"])
+def test_images_of_another_library(vit, method):
+    model, x = vit
+    e = visattn.explain(model, x.as_subclass(Foreign), method)
+    assert torch.equal(e.raw, visattn.explain(model, x, method).raw)
+    assert type(e.heatmap) is torch.Tensor

@@ -128,3 +128,25 @@ def test_sharp_gradcam_equals_the_oracle(models):
     assert expected.max() > 0
     np.testing.assert_allclose(e.raw[0].numpy(), expected, rtol=1e-4, atol=1e-6 * expected.max())
     assert e.layers == (place.name,)
+
+
+def test_balanced_may_be_asked_for_where_it_always_is(models):
+    model, x = models["vision transformers"]
+    assert torch.equal(visattn.explain(model, x, balanced=True).raw, visattn.explain(model, x).raw)
+    with pytest.raises(TypeError, match="has no option 'balanced'"):
+        visattn.explain(model, x, balanced=False)
+
+
+def test_the_method_that_auto_stands_for_is_shown_once(models):
+    model, _ = models["convolutional networks"]
+    found = visattn.examine(model, np.zeros((64, 64, 3), np.uint8), ["sharp_gradcam", "auto"])
+    [heatmaps] = [each.heatmaps for each in found.findings]
+    alone = visattn.examine(model, np.zeros((64, 64, 3), np.uint8))
+    np.testing.assert_array_equal(heatmaps["sharp_gradcam"], alone.findings[0].heatmaps["sharp_gradcam"])
+    assert dict(found.left_out)["sharp_gradcam"] == "is what auto shows, with the options that scored best"
+
+
+def test_attention_without_weights_is_no_obstacle():
+    torch.manual_seed(0)
+    linear = timm.create_model("efficientvit_b0", num_classes=5).eval()
+    assert visattn.explain(linear, torch.rand(1, 3, 64, 64)).method == "sharp_gradcam"

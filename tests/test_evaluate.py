@@ -157,6 +157,44 @@ def test_what_cannot_be_done_is_left_out_and_said():
     assert "pointing" not in found.values
 
 
+def test_what_was_left_out_stands_below_the_table():
+    found = evaluate(Spots(), spots()[0], ["rollout", "input_gradient"], "srg", steps=2)
+    assert "left out: rollout (does not fit: " in str(found)
+
+
+def test_one_image_proves_nothing(tmp_path):
+    found = evaluate(Spots(), spots(1)[0], "input_gradient", "srg", steps=2)
+    assert not found.better("srg", "input_gradient")
+    assert str(found).endswith("too few images to say what is better than chance")
+    assert "*" not in str(found)
+    assert str(found.interval("srg", "input_gradient")).endswith("(one image)")
+    found.save(tmp_path / "scores")
+    rows = json.loads((tmp_path / "scores" / "scores.json").read_text())["scores"]
+    assert {row["low"] for row in rows} == {None}
+
+
+def test_what_could_not_be_scored_is_not_compared_with():
+    found = evaluate(Spots(), 1e30 * spots()[0], "input_gradient", "srg", steps=2)
+    assert "edge" not in found.methods
+    assert "* better than random, center (" in str(found)
+
+
+def test_random_weights_can_be_differentiated_in_inference_mode():
+    model, images = Spots(), spots(2)[0]
+    with torch.inference_mode():
+        found = evaluate(model, images, "input_gradient", "randomisation")
+    assert found.values["randomisation"]["input_gradient"].shape == (2,)
+
+
+def test_the_bundled_digits_come_before_a_folder_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    model = timm.create_model("test_resnet", num_classes=10)
+    found = evaluate(model, "digits", "edge", "pointing", number=2)
+    assert found.names == ("digit 0", "digit 1")
+    assert dict(found.left_out)["the folder 'digits'"].endswith("write './digits' for the folder")
+
+
 def test_metrics_by_kind():
     assert chosen_metrics("localisation")[0][0] == "pointing"
     assert chosen_metrics(["all"])[0] == list(METRICS)

@@ -73,7 +73,8 @@ VOC = """<annotation><size><width>30</width><height>40</height></size>
 
 def test_boxes_of_pascal_voc(tmp_path):
     (tmp_path / "a.xml").write_text(VOC)
-    assert read_boxes(tmp_path / "a.xml") == [(3, 5, 10, 8), (30, 20, 30, 40)]  # parts are no objects
+    boxes = [(3, 5, 10, 8), (30, 20, 30, 40)]  # parts are no objects
+    assert read_boxes(tmp_path / "a.xml") == (boxes, (40, 30))
     mask = read_annotation(tmp_path / "a.xml", SIZE)
     assert mask.sum() == 8 * 4 + 21
     assert mask[4, 2]
@@ -109,9 +110,9 @@ OUTSIDE = '<!DOCTYPE a SYSTEM "file:///etc/passwd"><annotation/>'
         (OUTSIDE, "declares a document type"),
         ("<annotation>", "is not XML"),
         ("", "is not XML"),
-        (VOC.replace("<xmin>3</xmin>", ""), "a box without four numbers"),
-        (VOC.replace(">3<", ">nan<"), "a box without four numbers"),
-        (VOC.replace(">3<", ">inf<"), "a box without four numbers"),
+        (VOC.replace("<xmin>3</xmin>", ""), "without a box of four numbers"),
+        (VOC.replace(">3<", ">nan<"), "without a box of four numbers"),
+        (VOC.replace(">3<", ">inf<"), "without a box of four numbers"),
         (VOC.replace(">3<", ">31<"), "is not in an image of 40 x 30 pixels"),
         (VOC.replace(">3<", ">0<"), "is not in an image of 40 x 30 pixels"),
     ],

@@ -1,5 +1,7 @@
 """Slow methods that serve as references: on a linear model their maps are known."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -74,6 +76,16 @@ def test_rise_finds_the_pixels_that_count(linear):
         assert column < 4
     again = covering.rise(Request(model, images.abs(), torch.ones(3, dtype=torch.long)), masks=400, cells=4).maps
     assert torch.equal(found, again)
+
+
+def test_masks_are_made_some_at_a_time(linear, monkeypatch):
+    model, images = linear
+    request = partial(Request, model, images, torch.zeros(3, dtype=torch.long))
+    whole = covering.occlusion(request(), cells=4).maps
+    monkeypatch.setattr(covering, "AT_ONCE", 5)
+    torch.testing.assert_close(covering.occlusion(request(), cells=4).maps, whole)
+    sizes = [len(some) for some in covering._random_masks(12, 4, 0.5, images.shape[-2:], 0)]
+    assert sizes == [5, 5, 2]
 
 
 def test_the_class_predicted_for_the_clean_image_is_explained(linear):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from visattn.core.arguments import at_least_one
+from visattn.core.arguments import at_least_one, yes_or_no
 from visattn.heatmaps import METHODS, Explanation, attention_heads, best_method, list_methods
 from visattn.heatmaps.aim import Aim
 from visattn.heatmaps.auto import Choice
@@ -108,7 +108,10 @@ def examine(
 
     check_default_device()
     batch_size = at_least_one("batch_size", batch_size)
+    yes_or_no(score=score, balanced=balanced, signed=signed)
     wanted = _several(methods)
+    if not wanted:
+        raise ValueError("no methods: name some, or leave them out")
     for name in wanted:
         check_method(name)
     if of is not None:
@@ -190,11 +193,15 @@ def _arguments(
     fitting = list_methods(trained.model, example)
     found: dict[str, dict[str, Any]] = {}
     reasons: dict[str, str] = {}
+    best = best_method(trained.model, example) if AUTO in methods else None
     for name in methods:
+        if best is not None and name == best.method:
+            leave_out(name, "is what auto shows, with the options that scored best")
+            continue
         if name in fitting.reasons:
             leave_out(name, f"does not apply to {trained.name}: {fitting.reasons[name]}")
             continue
-        choice = best_method(trained.model, example) if name == AUTO else Choice(name)
+        choice = best if best is not None and name == AUTO else Choice(name)
         method = METHODS[choice.method]
         found[choice.method] = {
             "of": of or choice.of,

@@ -29,6 +29,13 @@ def suggest(name: object, known: Iterable[str]) -> str:
     return f"known: {', '.join(said) or 'none'}{more}"
 
 
+def entry_named(wanted: str, known: Mapping[str, T], kind: str) -> T:
+    """An entry by name; an unknown one raises and names the closest."""
+    if wanted not in known:
+        raise ValueError(f"unknown {kind} {wanted!r}: {suggest(wanted, known)}")
+    return known[wanted]
+
+
 def _with_numbers(name: str) -> list[tuple[int, str]]:
     """Sort key that orders numbers within names by value.
 

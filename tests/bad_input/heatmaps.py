@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import timm
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,8 +15,15 @@ from tests.bad_input.case import Call, Command
 from visattn.files import to_json
 
 
-def explain(method: str = "gradcam", *, name: str = "test_resnet", number: int = 3, **options: object) -> object:
-    return visattn.explain(timm.create_model(name, num_classes=number), torch.zeros(1, 3, 64, 64), method, **options)
+def explain(
+    method: str = "gradcam",
+    *,
+    name: str = "test_resnet",
+    number: int = 3,
+    side: tuple[int, int] = (64, 64),
+    **options: object,
+) -> object:
+    return visattn.explain(timm.create_model(name, num_classes=number), torch.zeros(1, 3, *side), method, **options)
 
 
 def encoder(folder: Path) -> None:
@@ -55,8 +63,46 @@ def built_in_inference_mode() -> object:
     return visattn.explain(model, torch.zeros(1, 3, 64, 64), "input_gradient")
 
 
+def encode(target: object) -> object:
+    return visattn.explain(timm.create_model("test_resnet", num_classes=0), torch.rand(1, 3, 64, 64), target=target)
+
+
+def fail(_output: object) -> torch.Tensor:
+    raise KeyError("a")
+
+
+def examine(images: object, methods: object = "gradcam", **options: object) -> object:
+    return visattn.examine(timm.create_model("test_resnet", num_classes=3), images, methods, **options)
+
+
+BLACK = np.zeros((64, 64, 3), np.uint8)
 SITE = "heatmap --weights model --image a.png --out site"
 CASES = [
+    Call("signed in words", lambda: explain("fullgrad", signed="no"), "signed must be True or False", TypeError),
+    Call("signed by NaN", lambda: explain("fullgrad", signed=float("nan")), "signed must be True or False", TypeError),
+    Call("frames in words", lambda: explain("rollout", frames="no"), "frames must be True or False", TypeError),
+    Call("scores in words", lambda: examine(BLACK, score="no"), "score must be True or False, got 'no'", TypeError),
+    Call("five names for three", lambda: examine(BLACK, classes=[*"abcde"]), "5 names for the 3 classes of the model"),
+    Call("no images at all", lambda: examine([]), "there are no images: the list is empty"),
+    Call("no methods at all", lambda: examine(BLACK, []), "no methods: name some"),
+    Call("tensors for files", lambda: examine(torch.rand(3, 64, 64)), "a uint8 array (H, W, 3) or (H, W)", TypeError),
+    Call("a billion masks", lambda: explain("rise", masks=10**12), "masks must be at most 100000"),
+    Call("a billion cells", lambda: explain("rise", cells=10**9), "cells must be at most 64"),
+    Call("masks all the same", lambda: explain("rise", share=1e-30), "all 512 masks are the same"),
+    Call("too many cells", lambda: explain("occlusion", side=(320, 320), cells=320), "320 x 320 cells are too many"),
+    Call("a billion samples", lambda: explain("smoothgrad", samples=10**9), "samples must be at most 10000"),
+    Call("a billion steps", lambda: explain("integrated_gradients", steps=10**9), "steps must be at most 10000"),
+    Call("noise without end", lambda: explain("smoothgrad", noise=1e300), "noise is a share of the range of the image"),
+    Call("a function that fails", lambda: explain(target=fail), "the target function fails (KeyError 'a' in"),
+    Call("failing without gradients", lambda: explain("rise", target=fail), "the target function fails (KeyError"),
+    Call(
+        "a function of nothing",
+        lambda: explain(target=lambda y: torch.ones(len(y), requires_grad=True)),
+        "the target function does not use what the model returns",
+    ),
+    Call("a function for no use", lambda: explain("edge", target=len), "edge is the same whatever the target"),
+    Call("a sparse vector", lambda: encode(torch.ones(96).to_sparse()), "the target vector must be dense"),
+    Call("a vector of no numbers", lambda: encode(torch.ones(96, device="meta")), "the target vector must be dense"),
     *(Command(SITE, "did not write ('manifest.json')", prepare=manifest(make))
       for make in (os.mkfifo, lambda file: file.symlink_to("/dev/zero"), lambda file: file.write_text("[" * 100_000))),
     Call("names in a set", lambda: explain(classes={"a", "b", "c"}), "classes is a list of names", TypeError),

@@ -44,6 +44,29 @@ def locked() -> object:
     return visattn.evaluate(model, torch.rand(1, 3, 64, 64), "edge", "srg")
 
 
+def of_something_else(target: object) -> object:
+    model, x = timm.create_model("test_resnet", num_classes=3), torch.rand(1, 3, 64, 64)
+    return visattn.score(visattn.explain(model, x, "gradcam", target=target), model, x)
+
+
+def asked(**arguments: object) -> object:
+    return evaluate({"mine": {"method": "gradcam", **arguments}})
+
+
+def twins(folder: Path) -> None:
+    (folder / "twins").mkdir()
+    (folder / "masks").mkdir()
+    for kind in ("cat", "dog"):
+        (folder / "twins" / kind).mkdir()
+        Image.new("RGB", (60, 40)).save(folder / "twins" / kind / "0.png")
+    Image.fromarray(np.ones((40, 60), np.uint8)).save(folder / "masks" / "0.png")
+
+
+def blurred(folder: Path) -> None:
+    (folder / "masks").mkdir()
+    Image.fromarray(np.ones((40, 60), np.uint8)).save(folder / "masks" / "a.jpg")
+
+
 def masks(folder: Path) -> None:
     (folder / "masks").mkdir()
     for name in ("a", "b"):
@@ -59,8 +82,38 @@ def boxes(content: str):
 
 
 LAUGHS = '<!DOCTYPE a [<!ENTITY b "ha">]><annotation><object>&b;</object></annotation>'
+SMALL = "<bndbox><xmin>5</xmin><ymin>5</ymin><xmax>30</xmax><ymax>30</ymax></bndbox>"
+LARGE = f"<annotation><size><width>600</width><height>400</height></size><object>{SMALL}</object></annotation>"
 START = "evaluate --weights model"
 CASES = [
+    Call("no such layer", lambda: asked(layer="layer9"), "none of the methods could be scored (mine: "),
+    Call("no such number", lambda: asked(of="x"), "none of the methods could be scored (mine: unknown number 'x'"),
+    Call("versus of some images", lambda: asked(versus=[0, 1]), "versus of 'mine' is one class, the same for all"),
+    Call("a number for a name", lambda: evaluate({3: {"method": "gradcam"}}), "under a name of one line, got 3"),
+    Call("a name of two lines", lambda: evaluate({"a\nb": {"method": "gradcam"}}), "under a name of one line"),
+    Call("methods by number", lambda: evaluate(5), "methods must be a name or a list of names, got 5", TypeError),
+    Call("methods in bytes", lambda: evaluate(b"edge"), "methods must be a name or a list of names", TypeError),
+    Call("no methods", lambda: evaluate([]), "no methods: name some"),
+    Call("metrics by number", lambda: evaluate(metrics=3), "metrics must be a name or a list of names", TypeError),
+    Call("balanced in words", lambda: evaluate(balanced="no"), "balanced must be True or False, got 'no'", TypeError),
+    Call("complex masks", lambda: evaluate(masks=torch.ones(2, 64, 64) * 1j), "masks are real numbers or booleans"),
+    Call("masks of no numbers", lambda: evaluate(masks=torch.ones(2, 64, 64, device="meta")), "not on the meta device"),
+    Call("no such baseline", lambda: evaluate().against("srg", "random", "foo"), "unknown baseline 'foo'"),
+    Call("no such score", lambda: evaluate().interval("srgg", "random"), "unknown score 'srgg': did you mean 'srg'"),
+    Call("not scored", lambda: evaluate().interval("srg", "gradcam"), "unknown method 'gradcam'"),
+    Call(
+        "a function is no class", lambda: of_something_else(lambda y: y[:, 0]), "the explanation is not about a class"
+    ),
+    Call("a vector is no class", lambda: of_something_else(torch.ones(3)), "the explanation is not about a class"),
+    Command(f"{START} --data twins --masks masks", "would have the same mask: rename one of them", prepare=twins),
+    Command(f"{START} --data a.png --masks masks", "is a JPEG, which blurs a mask: save it as PNG", prepare=blurred),
+    Command(f"{START} --data a.png --masks masks", "is about an image of 400 x 600", prepare=boxes(LARGE)),
+    Command(f"{START} --data a.png --masks masks", "names no object", prepare=boxes("<html><body/></html>")),
+    Command(
+        f"{START} --data a.png --masks masks",
+        "has an object without a box",
+        prepare=boxes("<annotation><object><name>cat</name></object></annotation>"),
+    ),
     Call("unknown metric", lambda: evaluate(metrics="srgg"), "unknown metric 'srgg': did you mean 'srg'"),
     Call(
         "no masks and no sure image",

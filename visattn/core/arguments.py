@@ -15,6 +15,8 @@ from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_typ
 
 import torch
 
+from visattn.listing import shown
+
 Device: TypeAlias = torch.device | str | None
 DType: TypeAlias = torch.dtype | None
 
@@ -82,14 +84,41 @@ def whole(value: Any) -> int | None:
         return None
 
 
-def at_least_one(name: str, value: Any) -> int:
-    """Convert to an int of at least one, or raise."""
+def at_least_one(name: str, value: Any, most: int | None = None) -> int:
+    """Convert to an int of at least one, and at most so many, or raise."""
     number = whole(value)
     if number is None:
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if number < 1:
         raise ValueError(f"{name} must be at least 1, got {number}")
+    if most is not None and number > most:
+        raise ValueError(f"{name} must be at most {most}, got {shown(number)}")
     return number
+
+
+def yes_or_no(**values: Any) -> None:
+    """Raise if one of these is neither True nor False.
+
+    >>> yes_or_no(signed="no")
+    Traceback (most recent call last):
+    TypeError: signed must be True or False, got 'no'
+    """
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {shown(value)}")
+
+
+def list_of_names(what: str, given: Any) -> list[str]:
+    """Convert one name or several to a list, or raise.
+
+    >>> list_of_names("methods", "gradcam"), list_of_names("methods", ("a", "b"))
+    (['gradcam'], ['a', 'b'])
+    """
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list | tuple | set | dict) or not all(isinstance(each, str) for each in given):
+        raise TypeError(f"{what} must be a name or a list of names, got {shown(given)}")
+    return list(given)
 
 
 def checked_seed(value: Any) -> int:

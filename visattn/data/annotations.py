@@ -44,12 +44,18 @@ def read_annotation(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
     """(H, W): where the objects of an image of this size are.
 
     Args:
-        path: a picture of the same size, where whatever is not black is an object; or boxes in Pascal VOC's XML.
+        path: a picture of the same size, where whatever is not black is an object; or boxes in Pascal VOC's XML. JPEG
+            is refused, since it leaves what is not black around every object.
         size: height and width of the image.
     """
     if path.suffix.lower() == ".xml":
         mask = np.zeros(size, bool)
-        for left, top, right, bottom in read_boxes(path):
+        boxes, stated = read_boxes(path)
+        if stated is not None and stated != size:
+            raise ValueError(
+                f"{str(path)!r} is about an image of {times(stated)}, but its image is {times(size)} pixels"
+            )
+        for left, top, right, bottom in boxes:
             if not (1 <= left <= right <= size[1] and 1 <= top <= bottom <= size[0]):
                 box = (left, top, right, bottom)
                 raise ValueError(f"{str(path)!r}: the box {box} is not in an image of {times(size)} pixels")
@@ -62,27 +68,32 @@ def read_annotation(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
     if picture.shape[:2] != size:
         raise ValueError(f"{str(path)!r} is {times(picture.shape[:2])}, but its image is {times(size)} pixels")
     with Image.open(path) as grey:
+        if grey.format == "JPEG":
+            raise ValueError(f"{str(path)!r} is a JPEG, which blurs a mask: save it as PNG")
         if grey.mode.startswith("I"):  # 16 bits: a small number would be black in 8
             return np.asarray(grey) != 0
     return np.any(picture, axis=2)
 
 
-def read_boxes(path: Path) -> list[Box]:
+def read_boxes(path: Path) -> tuple[list[Box], tuple[int, int] | None]:
     """Left, top, right and bottom of the objects in a file of Pascal VOC's; the first pixel is 1, the last is inside.
 
-    Nothing in the file is expanded or fetched: a document type, which could define entities, is refused.
+    With them height and width of the image, if the file states them. Nothing in the file is expanded or fetched: a
+    document type, which could define entities, is refused.
     """
     boxes: list[dict[str, str]] = []
+    size: dict[str, str] = {}
     where: list[str] = []
 
     def start(name: str, _attributes: Any) -> None:
         where.append(name)
-        if where[1:] == ["object", "bndbox"]:
+        if where[1:] == ["object"]:
             boxes.append({})
 
     def text(content: str) -> None:
-        if where[1:-1] == ["object", "bndbox"]:
-            boxes[-1][where[-1]] = boxes[-1].get(where[-1], "") + content
+        inside = {"object/bndbox": boxes[-1] if boxes else {}, "size": size}.get("/".join(where[1:-1]))
+        if inside is not None:
+            inside[where[-1]] = inside.get(where[-1], "") + content
 
     def refuse(*_declaration: Any) -> None:
         raise ValueError(f"{str(path)!r} declares a document type, which is not read")
@@ -98,12 +109,23 @@ def read_boxes(path: Path) -> list[Box]:
         raise ValueError(f"{str(path)!r} cannot be read: {reason(error)}") from None
     except expat.ExpatError as error:
         raise ValueError(f"{str(path)!r} is not XML: {error}") from None
-    return [_box(box, path) for box in boxes]
+    if not boxes:
+        raise ValueError(f"{str(path)!r} names no object, as Pascal VOC's annotations do")
+    return [_box(box, path) for box in boxes], _size(size)
+
+
+def _size(stated: dict[str, str]) -> tuple[int, int] | None:
+    """Height and width; None where a tool left them at zero, or out."""
+    try:
+        height, width = int(stated["height"]), int(stated["width"])
+    except (KeyError, ValueError):
+        return None
+    return (height, width) if height > 0 and width > 0 else None
 
 
 def _box(box: dict[str, str], path: Path) -> Box:
     try:
         left, top, right, bottom = (round(float(box[key])) for key in SIDES)
     except (KeyError, ValueError, OverflowError):
-        raise ValueError(f"{str(path)!r} has a box without four numbers ({', '.join(SIDES)})") from None
+        raise ValueError(f"{str(path)!r} has an object without a box of four numbers ({', '.join(SIDES)})") from None
     return left, top, right, bottom

@@ -52,6 +52,8 @@ def gather(given: Any, leave_out: Callable[[str, str], None]) -> list[Path | NDA
         leave_out: called with what is missing and the reason.
     """
     found: list[Path | NDArray[np.uint8]] = []
+    if isinstance(given, list | tuple) and not given:
+        raise ValueError("there are no images: the list is empty")
     for each in given if isinstance(given, list | tuple) else [given]:
         if isinstance(each, str | PathLike):
             paths, missing = find_images([str(each)])
@@ -95,7 +97,7 @@ def as_rgb(image: InMemory) -> NDArray[np.uint8]:
         return from_pillow(image)
     if not isinstance(image, np.ndarray):
         raise TypeError(
-            "an image must be a file, a folder, a Pillow image, an array, a tensor, or a list of these, "
+            "an image must be a file, a folder, a Pillow image, a uint8 array (H, W, 3) or (H, W), or a list of these, "
             f"got {type(image).__name__}"
         )
     if image.dtype != np.uint8 or image.shape[2:] not in ((), (3,)) or image.ndim < 2 or not image.size:

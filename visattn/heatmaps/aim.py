@@ -9,8 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from visattn.core.precision import precise
+from visattn.modules import why_refused
 from visattn.registry import suggest
 
 OF = ("logit", "log_probability", "probability")  # of a class
@@ -45,7 +47,7 @@ class Aim:
     def rows(self, model: nn.Module, output: Any) -> Tensor:
         """(B, K): what the number of every image follows from, given what the model returns."""
         if self.function is not None:
-            return _one_per_image(self.function(output))
+            return _one_per_image(_answer(self.function, output))
         if self.vector is not None:
             return _features(output, self.vector.shape[1])
         scores = class_scores(model, output)
@@ -77,6 +79,20 @@ def _of_classes(scores: Tensor, of: str) -> Tensor:
     if scores.shape[1] == 1:
         return F.logsigmoid(precise(scores)) if of == "log_probability" else precise(scores).sigmoid()
     return precise(scores).log_softmax(1) if of == "log_probability" else precise(scores).softmax(1)
+
+
+def _answer(function: Callable[[Any], Tensor], output: Any) -> Any:
+    """What the function makes of what the model returns; whether it depends on that is checked."""
+    try:
+        found = function(output)
+    except Exception as error:  # somebody else's code can fail in any way it likes
+        raise ValueError(f"the target function fails ({why_refused(error)})") from error
+    given = [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.requires_grad]
+    if given and isinstance(found, Tensor) and found.requires_grad:
+        gradients = torch.autograd.grad(found.sum(), given, retain_graph=True, allow_unused=True)
+        if all(each is None for each in gradients):
+            raise ValueError("the target function does not use what the model returns")
+    return found
 
 
 def _one_per_image(found: Any) -> Tensor:
@@ -118,12 +134,15 @@ def class_scores(model: nn.Module, output: Any) -> Tensor | None:
 
 def vector_of(target: Any, images: int) -> Tensor | None:
     """(images, D) if a target is a vector of floating-point numbers, or one for every image; None if it is not."""
+    classes = isinstance(target, list | tuple) and not all(isinstance(each, float) for each in target)
     try:
-        vector = None if isinstance(target, str | int | list | tuple) else torch.as_tensor(target)
+        vector = None if isinstance(target, str | int) or classes else torch.as_tensor(target)
     except (TypeError, ValueError, RuntimeError):
         return None
     if vector is None or not vector.is_floating_point() or vector.ndim not in (1, 2):
         return None
+    if vector.layout is not torch.strided or vector.is_meta:
+        raise ValueError("the target vector must be dense and have numbers: it is sparse, or on the meta device")
     if vector.ndim == 2 and len(vector) != images:
         raise ValueError(f"{len(vector)} target vectors for {images} images: give one, or one for each")
     if not vector.isfinite().all() or not vector.any(-1).all():

@@ -12,9 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from visattn.heatmaps.methods import METHODS
-from visattn.heatmaps.methods.attention import why_no_attention
 from visattn.heatmaps.methods.glimpses import HasFixations
-from visattn.heatmaps.methods.rollout import why_no_rollout
 from visattn.heatmaps.watch.geometry import geometry
 
 
@@ -43,7 +41,7 @@ def takes_glimpses(model: nn.Module, images: Tensor) -> bool:
 
 def is_flat_transformer(model: nn.Module, images: Tensor) -> bool:
     """Whether the same patches attend to each other in every layer, as in a ViT."""
-    if why_no_rollout(model, images) is not None:
+    if not _fits("rollout", model, images):
         return False
     layers = [layer for layer in geometry(model, images).layers if layer.leads_on]
     return all(layer.keys.index.shape[0] == 1 and layer.keys.grid == layers[0].keys.grid for layer in layers)
@@ -51,7 +49,12 @@ def is_flat_transformer(model: nn.Module, images: Tensor) -> bool:
 
 def is_other_transformer(model: nn.Module, images: Tensor) -> bool:
     """Whether there is attention between patches of another kind: windows, stages, pooled keys."""
-    return why_no_attention(model, images) is None
+    return _fits("attention", model, images)
+
+
+def _fits(method: str, model: nn.Module, images: Tensor) -> bool:
+    """Whether a method works on a model, with classes or without; not on linear attention, which has no weights."""
+    return METHODS[method].reason_against(model, images, needs_class=False) is None
 
 
 def is_anything(model: nn.Module, images: Tensor) -> bool:

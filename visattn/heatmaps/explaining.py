@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from visattn.core.arguments import yes_or_no
 from visattn.heatmaps.affinities import Affinities, affinities
 from visattn.heatmaps.aim import Aim, vector_of
 from visattn.heatmaps.auto import Choice, choose_method
@@ -104,6 +105,7 @@ def explain(
     """
     if not isinstance(method, str):
         raise TypeError(f"method is one name, got {method!r}")
+    yes_or_no(frames=frames, signed=signed)
     choice = Choice(method, "logit" if of is None else of)
     if method != AUTO:
         _check(choice, signed, options)
@@ -118,8 +120,12 @@ def explain(
             if aim.needs_class and of is None:
                 aim = replace(aim, of=choice.of)
             options = {**choice.options, **options}
+            if options.get("balanced") is True and "balanced" not in METHODS[choice.method].options():
+                del options["balanced"]  # it always is, or has no gradients
         options = _check(choice, signed, options)
         chosen = METHODS[choice.method]
+        if not chosen.of_class and not aim.needs_class:
+            raise ValueError(f"{choice.method} is the same whatever the target: leave it out")
         reason = chosen.reason_against(model, images, needs_class=aim.needs_class)
         if reason is not None:
             raise ValueError(f"{choice.method} does not work on this {type(model).__name__}: {reason}")
@@ -157,7 +163,7 @@ def explain(
         of_class=chosen.of_class,
         signed=signed,
         of=_described(request.aim),
-        versus=None if request.aim.versus is None else tuple(request.aim.versus.tolist()),
+        versus=None if request.aim.versus is None or not chosen.of_class else tuple(request.aim.versus.tolist()),
         images=displayable(model, images),
         frames=tuple(to_heatmap(frame, size) for frame in result.frames),
         extra=result.extra,

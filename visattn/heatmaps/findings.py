@@ -233,7 +233,9 @@ def classes_of(
     with evaluating(model), refusals_explained(model, images):
         number = number_of_classes(model, images)
     names = names or class_names(number, model)
-    return number, names if names is not None and len(names) == number else None
+    if names is not None and len(names) != number:
+        raise ValueError(f"{len(names)} names for the {number} classes of the model")
+    return number, names
 
 
 def fit_heatmap(heatmap: Tensor, size: tuple[int, ...], least: float = 0) -> Heatmap:

@@ -42,7 +42,7 @@ def as_batch(model: nn.Module, x: Tensor) -> Tensor:
             raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
     with torch.inference_mode(False):
         x = x.clone() if x.is_inference() else x.detach()
-        return x.to(like.device, like.dtype)
+        return x.as_subclass(Tensor).to(like.device, like.dtype)  # whatever library it comes from
 
 
 def displayable(model: nn.Module, images: Tensor) -> Tensor:

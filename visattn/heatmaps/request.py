@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from visattn.heatmaps.aim import Aim, class_scores
 from visattn.heatmaps.balanced import balanced
-from visattn.registry import suggest
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -107,10 +104,3 @@ def backward_pass(request: Request, *, is_balanced: bool, weights: bool = False)
         weights: whether gradients of attention weights will be asked for.
     """
     return balanced(request.model, weights=weights) if is_balanced else nullcontext()
-
-
-def entry_named(wanted: str, known: Mapping[str, T], kind: str) -> T:
-    """An entry by name; an unknown one raises and names the closest."""
-    if wanted not in known:
-        raise ValueError(f"unknown {kind} {wanted!r}: {suggest(wanted, known)}")
-    return known[wanted]

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 
-from visattn.core.arguments import Device, at_least_one, checked_seed
+from visattn.core.arguments import Device, at_least_one, checked_seed, list_of_names, whole, yes_or_no
 from visattn.heatmaps import METHODS, list_methods
 from visattn.heatmaps.methods.base import AUTO, check_method
 from visattn.heatmaps.targets import Class
+from visattn.listing import shown
 from visattn.models.saving.saved import Trained
 from visattn.modules import check_default_device
 from visattn.opening import open_given, own_preparation
@@ -80,14 +81,11 @@ def evaluate(
     (('gradcam', 'random', 'center', 'edge'), (3,))
     """
     check_default_device()
+    yes_or_no(balanced=balanced)
     wanted, named = chosen_metrics(metrics)
     FILLS[fill]
-    steps, number, batch_size = (
-        at_least_one(name, each) for name, each in (("steps", steps), ("number", number), ("batch_size", batch_size))
-    )
-    for name, each, most in (("steps", steps, 1000), ("batch_size", batch_size, 2**16)):
-        if each > most:
-            raise ValueError(f"{name} must be at most {most}, got {each}")
+    steps, batch_size = at_least_one("steps", steps, 1000), at_least_one("batch_size", batch_size, 2**16)
+    number = at_least_one("number", number)
     seed = checked_seed(seed)
     asked = None if methods is None else _arguments(methods)
     left_out: list[tuple[str, str]] = []
@@ -103,11 +101,12 @@ def evaluate(
     engine = Engine(trained.model, pictures.inputs, target, black=black, batch_size=batch_size, seed=seed, track=track)
     scorer = Scorer(trained.model, pictures, engine, fill, steps, seed, wanted, named, leave_out)
     scorer.explain(_fitting(trained.model, pictures, asked, balanced, leave_out), track)
+    if not scorer.rankings.keys() - (set(BASELINES) - (asked or {}).keys()):
+        raise ValueError(f"none of the methods could be scored ({_reasons(left_out)})")
     for kind in (scorer.faithfulness, scorer.localisation, scorer.mosaics, scorer.sanity, scorer.cost):
         kind()
     if not (values := scorer.ordered()):
-        reasons = "; ".join(f"{what}: {why}" for what, why in left_out)
-        raise ValueError(f"none of the scores could be computed ({reasons})")
+        raise ValueError(f"none of the scores could be computed ({_reasons(left_out)})")
     return Evaluation(
         model=trained.name,
         methods=tuple(scorer.rankings),
@@ -130,17 +129,27 @@ def evaluate(
 def _arguments(methods: str | Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What to give to ``explain``, by the name under which the scores will stand."""
     if not isinstance(methods, Mapping):
-        names = [methods] if isinstance(methods, str) else methods
-        methods = {name: {"method": name} for name in names}
+        methods = {name: {"method": name} for name in list_of_names("methods", methods)}
+    if not methods:
+        raise ValueError("no methods: name some, or leave them out for all that fit")
     for name, arguments in methods.items():
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise ValueError(f"a method stands in the table under a name of one line, got {shown(name)}")
         if name in BASELINES and arguments != {"method": name}:
             raise ValueError(f"{name!r} is the name of a baseline: give your method another one")
         if not isinstance(arguments, Mapping) or "method" not in arguments:
             raise ValueError(f"{name!r} needs arguments of visattn.explain with a method among them, got {arguments!r}")
         if taken := {"model", "x", "target"} & arguments.keys():
             raise ValueError(f"{', '.join(sorted(taken))} of {name!r} cannot differ from that of the others")
+        versus = arguments.get("versus")
+        if versus is not None and not isinstance(versus, str) and whole(versus) is None:
+            raise ValueError(f"versus of {name!r} is one class, the same for all images, got {shown(versus)}")
         check_method(arguments["method"])
     return {name: dict(arguments) for name, arguments in methods.items()}
+
+
+def _reasons(left_out: Sequence[tuple[str, str]]) -> str:
+    return "; ".join(f"{what}: {why}" for what, why in left_out)
 
 
 def _fitting(

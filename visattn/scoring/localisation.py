@@ -79,6 +79,8 @@ def check_masks(masks: Tensor, number: int, size: tuple[int, int]) -> Tensor:
     if not isinstance(masks, Tensor) or masks.shape != (number, *size):
         got = times(masks.shape) if isinstance(masks, Tensor) else type(masks).__name__
         raise ValueError(f"masks are (images, height, width), here {times((number, *size))}, got {got}")
+    if masks.is_meta or masks.is_complex():
+        raise ValueError("masks are real numbers or booleans, and not on the meta device")
     if masks.is_floating_point() and not masks.isfinite().all():
         raise ValueError("the masks hold numbers that are not finite (NaN or infinite)")
     masks = masks.detach().cpu() > 0

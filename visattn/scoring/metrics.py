@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from visattn.core.arguments import list_of_names
 from visattn.registry import suggest
 from visattn.scoring.faithfulness import FAITHFULNESS
 
@@ -64,7 +65,7 @@ def chosen_metrics(names: str | Sequence[str]) -> tuple[list[str], set[str]]:
     >>> chosen_metrics(["cost", "srg"])
     (['srg', 'passes', 'seconds'], {'srg'})
     """
-    given = [names] if isinstance(names, str) else list(names)
+    given = list_of_names("metrics", names)
     known = [*METRICS, *GROUPS, "all"]
     for name in given:
         if name not in known:

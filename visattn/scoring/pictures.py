@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -59,6 +59,8 @@ def load_pictures(
     if isinstance(masks, Tensor):
         raise TypeError("masks in a tensor are for images in a tensor: name a folder of masks")
     if isinstance(data, str) and data == "digits" and masks is None:
+        if Path(data).exists():
+            leave_out("the folder 'digits'", "the bundled digits have this name: write './digits' for the folder")
         return _digits(preparation(), number)
     return _files(data, masks, preparation(), number, leave_out)
 
@@ -95,9 +97,7 @@ def _files(data: Any, masks: Any, preparation: Preparation, number: int, leave_o
     annotations = None if masks is None else find_annotations(masks)
     found = gather(data, leave_out)
     if annotations is not None:
-        for path in [each for each in found if not isinstance(each, Path) or each.stem not in annotations]:
-            leave_out(str(path) if isinstance(path, Path) else "an image", "there is no mask of its name")
-        found = [each for each in found if isinstance(each, Path) and each.stem in annotations]
+        found = [*_with_masks(found, annotations, leave_out)]
     names, read, seen = [], [], []
     for ((name, image),) in read_batches(evenly(found, number), 1, leave_out):
         if annotations is not None:
@@ -109,6 +109,17 @@ def _files(data: Any, masks: Any, preparation: Preparation, number: int, leave_o
         names.append(name)
         read.append(image)
     return _together(names, read, seen if annotations is not None else None, preparation)
+
+
+def _with_masks(found: Sequence[Any], annotations: Mapping[str, Path], leave_out: LeaveOut) -> list[Path]:
+    """The images of which there is a mask; two with the same one raise."""
+    of_mask: dict[str, Path] = {}
+    for each in found:
+        if not isinstance(each, Path) or each.stem not in annotations:
+            leave_out(str(each) if isinstance(each, Path) else "an image", "there is no mask of its name")
+        elif (other := of_mask.setdefault(each.stem, each)) is not each:
+            raise ValueError(f"{str(other)!r} and {str(each)!r} would have the same mask: rename one of them")
+    return list(of_mask.values())
 
 
 def _together(

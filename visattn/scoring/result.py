@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from visattn.files import replacing, write_json
+from visattn.registry import entry_named
 from visattn.scoring.metrics import METRICS
 from visattn.scoring.statistics import Interval, bootstrap
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 BASELINES = ("random", "center", "edge")  # they know nothing of the model
 RESULT = "scores.json"
 MAKER = "visattn evaluate"  # as it says
+FEWEST = 5  # images, below which nothing is called better
 EXTREMES = 3  # images on the page, the best and the worst of every method
 
 
@@ -60,17 +62,21 @@ class Evaluation:
 
     def interval(self, metric: str, method: str) -> Interval:
         """The mean of a score over the images, with its bootstrap interval."""
-        return self._table[metric, method][0]
+        return self._scored(metric, method)[0]
 
     def against(self, metric: str, method: str, baseline: str) -> Interval:
         """How much better than a baseline a method is, image by image: above zero is better, whatever the score."""
-        return self._table[metric, method][1][baseline]
+        return entry_named(baseline, self._scored(metric, method)[1], "baseline")
 
     def better(self, metric: str, method: str) -> bool:
-        """Whether a method is better than `random`, `center` and `edge`, beyond the doubt that so few images leave."""
-        versus = self._table[metric, method][1]
+        """Whether a method is better than what knows nothing of the model, beyond the doubt that few images leave."""
+        versus = self._scored(metric, method)[1]
         asked = METRICS[metric].kind != "cost" and method not in BASELINES and len(versus) > 0
-        return asked and all(each.low > 0 for each in versus.values())
+        enough = len(self.values[metric][method]) >= FEWEST
+        return asked and enough and all(each.low > 0 for each in versus.values())
+
+    def _scored(self, metric: str, method: str) -> tuple[Interval, dict[str, Interval]]:
+        return entry_named(method, entry_named(metric, self._table, "score"), "method")
 
     def best(self, metric: str = "srg") -> str:
         """The method with the best mean."""
@@ -78,8 +84,8 @@ class Evaluation:
         return max(self.values[metric], key=lambda method: sign * self.interval(metric, method).mean)
 
     @cached_property
-    def _table(self) -> dict[tuple[str, str], tuple[Interval, dict[str, Interval]]]:
-        found = {}
+    def _table(self) -> dict[str, dict[str, tuple[Interval, dict[str, Interval]]]]:
+        found: dict[str, dict[str, tuple[Interval, dict[str, Interval]]]] = {}
         for metric, values in self.values.items():
             sign = 1 if METRICS[metric].higher else -1
             for method, own in values.items():
@@ -88,7 +94,7 @@ class Evaluation:
                     for name in BASELINES
                     if name in values and name != method
                 }
-                found[metric, method] = (bootstrap(own), versus)
+                found.setdefault(metric, {})[method] = (bootstrap(own), versus)
         return found
 
     @property
@@ -108,8 +114,15 @@ class Evaluation:
         rows = [header, *([method, *(self._cell(name, method) for name in self.values)] for method in self.ranked)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([*lines, *(f"left out: {what} ({why})" for what, why in self.left_out), self._legend])
+
+    @property
+    def _legend(self) -> str:
         said = ", ".join(f"{key} {value}" for key, value in self.settings.items() if key != "weights")
-        return "\n".join([*lines, f"{said}; * better than {', '.join(BASELINES)} (95 % of 2000 bootstrap samples)"])
+        if self.settings["images"] < FEWEST:
+            return f"{said}; too few images to say what is better than chance"
+        known = ", ".join(name for name in BASELINES if name in self.methods)
+        return f"{said}; * better than {known} (95 % of 2000 bootstrap samples)"
 
     def _cell(self, metric: str, method: str) -> str:
         mean = round(self.interval(metric, method).mean, 3) + 0.0  # no minus before a zero
@@ -119,15 +132,17 @@ class Evaluation:
     def rows(self) -> list[dict[str, Any]]:
         """What stands in ``scores.csv``: a row per method and score."""
         found = []
-        for (metric, method), (own, versus) in self._table.items():
+        scored = ((metric, method) for metric, methods in self._table.items() for method in methods)
+        for metric, method in scored:
+            own, versus = self._table[metric][method]
             row: dict[str, Any] = {
-                "method": method, "metric": metric, "higher_is_better": METRICS[metric].higher, **own._asdict(),
+                "method": method, "metric": metric, "higher_is_better": METRICS[metric].higher, **_plain(own),
                 "images": len(self.values[metric][method]), "better_than_baselines": self.better(metric, method),
             }  # fmt: skip
             for name in BASELINES:
                 difference = versus.get(name)
                 for key in Interval._fields:
-                    row[f"over_{name}_{key}"] = None if difference is None else getattr(difference, key)
+                    row[f"over_{name}_{key}"] = None if difference is None else _plain(difference)[key]
             found.append(row)
         return found
 
@@ -154,7 +169,7 @@ class Evaluation:
         if self.curves:
             draw_score_curves(path / "curves.png", {method: self.curves[method] for method in self.ranked}, title)
         header = {name: METRICS[name].meaning for name in self.values}
-        write_scores_page(path / "index.html", title, str(self).splitlines()[-1], header, self._page_rows())
+        write_scores_page(path / "index.html", title, self._legend, header, self._page_rows())
         return path / "index.html"
 
     def _content(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -204,3 +219,8 @@ class Evaluation:
                 )
             )
         return rows
+
+
+def _plain(interval: Interval) -> dict[str, float | None]:
+    """For files: nothing in place of what is infinite."""
+    return {key: value if np.isfinite(value) else None for key, value in interval._asdict().items()}

@@ -88,7 +88,8 @@ def randomisation(
         seed: of the random weights.
     """
     before = explain(model, images, target) if before is None else before
-    ruined = copy.deepcopy(own_copy(model))  # the first copy shares the weights, the second does not
+    with torch.inference_mode(False):  # weights that can be differentiated, whatever mode the caller is in
+        ruined = copy.deepcopy(own_copy(model))  # the first copy shares the weights, the second does not
     generator = torch.Generator().manual_seed(seed)
     layers = [module for module in ruined.modules() if any(True for _ in module.parameters(recurse=False))][::-1]
     ends = set(evenly(range(len(layers) + 1), stages + 1)[1:])
@@ -102,7 +103,7 @@ def randomisation(
 
 def _randomise(layer: nn.Module, generator: torch.Generator) -> None:
     """Other weights of the same mean and spread."""
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         for weight in layer.parameters(recurse=False):
             spread = float(weight.float().std(correction=0))
             noise = torch.randn(weight.shape, generator=generator).to(weight)

@@ -21,14 +21,19 @@ class Interval(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
+        known = np.isfinite(self.low) and np.isfinite(self.high)
+        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]" if known else f"{self.mean:.3g} (one image)"
 
 
 def bootstrap(values: Values, seed: int = 0) -> Interval:
     """The mean of one number per image, with its percentile interval from images drawn with replacement.
 
+    Of one image there is no interval: it is infinitely wide.
+
     The draws depend on the seed and the number of images only, so that differences between methods are paired.
     """
+    if len(values) < 2:
+        return Interval(float(np.mean(values, dtype=np.float64)), -np.inf, np.inf)
     draws = np.random.default_rng(seed).integers(0, len(values), (DRAWS, len(values)))
     means = np.asarray(values, np.float64)[draws].mean(1)
     low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

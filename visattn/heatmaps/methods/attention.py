@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from visattn.core.arguments import whole
 from visattn.heatmaps.methods.base import register_method
-from visattn.heatmaps.request import MethodResult, Request, entry_named
+from visattn.heatmaps.request import MethodResult, Request
 from visattn.heatmaps.watch.cache import on_device
 from visattn.heatmaps.watch.calls import Call
 from visattn.heatmaps.watch.exactness import row_slices
 from visattn.heatmaps.watch.geometry import geometry, reporting_layers
 from visattn.heatmaps.watch.layers import Layer
+from visattn.registry import entry_named
 
 
 def why_no_attention(model: nn.Module, images: Tensor) -> str | None:

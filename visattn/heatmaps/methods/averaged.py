@@ -17,6 +17,9 @@ from visattn.core.arguments import at_least_one
 from visattn.heatmaps.methods.base import register_method, seeded
 from visattn.heatmaps.request import MethodResult, Request, backward_pass
 
+MOST = 10_000  # passes
+MOST_NOISE = 10  # times the range of the image
+
 
 @register_method("integrated_gradients", signed=True, slow=True)
 def integrated_gradients(request: Request, *, steps: int = 32, balanced: bool = False) -> MethodResult:
@@ -27,7 +30,7 @@ def integrated_gradients(request: Request, *, steps: int = 32, balanced: bool = 
         steps: on that way; each is a forward and a backward pass.
         balanced: take gradients from a balanced backward pass (:mod:`visattn.heatmaps.balanced`).
     """
-    steps = at_least_one("steps", steps)
+    steps = at_least_one("steps", steps, MOST)
     _answer(request)
     total = torch.zeros_like(request.images)
     for step in range(steps):
@@ -48,9 +51,9 @@ def smoothgrad(
         seed: of the noise.
         balanced: take gradients from a balanced backward pass (:mod:`visattn.heatmaps.balanced`).
     """
-    samples = at_least_one("samples", samples)
-    if not 0 <= noise < float("inf"):
-        raise ValueError(f"noise is a share of the range of the image, at least 0, got {noise}")
+    samples = at_least_one("samples", samples, MOST)
+    if not 0 <= noise <= MOST_NOISE:
+        raise ValueError(f"noise is a share of the range of the image, from 0 to {MOST_NOISE}, got {noise}")
     _answer(request)
     images = request.images
     spread = noise * (images.amax((1, 2, 3), keepdim=True) - images.amin((1, 2, 3), keepdim=True))

@@ -12,12 +12,13 @@ from visattn.blocks.hard import Sampled
 from visattn.core.precision import precise
 from visattn.heatmaps.affinities import Affinities, affinities
 from visattn.heatmaps.methods.base import register_method
-from visattn.heatmaps.request import MethodResult, Request, entry_named
+from visattn.heatmaps.request import MethodResult, Request
 from visattn.heatmaps.scaling import FINE
 from visattn.models.patch import Patch
 from visattn.models.wrapper import plain_name
 from visattn.models.wrapping import attachments
 from visattn.modules import HookOfThread
+from visattn.registry import entry_named
 
 
 def why_no_gates(model: nn.Module, images: Tensor) -> str | None:
