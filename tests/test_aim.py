@@ -14,6 +14,7 @@ from tests.models import model_and_images
 from visattn.cli import main
 from visattn.data.preparation import Preparation
 from visattn.heatmaps import METHODS
+from visattn.heatmaps.aim import Aim
 from visattn.opening import own_preparation
 
 GRADIENTS = ("gradcam", "scorecam", "ablationcam", "fullgrad", "input_gradient", "chefer", "legrad")
@@ -47,6 +48,34 @@ def test_the_number_that_is_differentiated(vit, options, number):
     e = visattn.explain(model, images, "input_gradient", **options)
     expected = gradient(model, images, number).abs().amax(1)
     torch.testing.assert_close(e.raw, expected, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("of", ["log_probability", "probability"])
+@pytest.mark.parametrize("ahead", [1.0, 19.0, 40.0])
+def test_a_class_that_is_certain_still_has_a_gradient(of, ahead):
+    """Nothing is left of one minus a probability that is rounded to one."""
+    scores = torch.tensor([[ahead, 0.0, -0.7], [0.3, ahead, -1.0]])
+    target = torch.tensor([0, 1])
+    single, double = (scores.to(dtype).requires_grad_() for dtype in (torch.float32, torch.float64))
+    [found] = torch.autograd.grad(Aim(of).numbers(single, target).sum(), single)
+    others = double.scatter(1, target[:, None], -torch.inf).logsumexp(1)
+    own = double.gather(1, target[:, None])[:, 0]
+    number = -torch.log1p(torch.exp(others - own))
+    [expected] = torch.autograd.grad((number if of == "log_probability" else number.exp()).sum(), double)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+
+
+def test_a_certain_model_has_a_heatmap():
+    model, x = timm.create_model("test_resnet", num_classes=3).eval(), torch.rand(1, 3, 64, 64)
+    plain = visattn.explain(model, x, of="log_probability").heatmap
+    with torch.no_grad():
+        scale = 30 / model(x)[0].topk(2).values.diff().abs()
+        model.fc.weight *= scale
+        model.fc.bias *= scale
+    certain = visattn.explain(model, x)
+    assert certain.probability == (1.0,)
+    assert certain.heatmap.amax() == 1
+    assert torch.corrcoef(torch.stack([certain.heatmap.flatten(), plain.flatten()]))[0, 1] > 0.5
 
 
 def test_a_model_with_one_logit():

@@ -61,24 +61,30 @@ class Aim:
         if self.vector is not None:
             return F.cosine_similarity(precise(rows), precise(self.vector[images]), dim=1)
         assert target is not None
-        values = _of_classes(rows, self.of)
-        chosen = values.gather(1, target[images].expand(len(rows))[:, None])[:, 0]
+        chosen = _of_class(rows, target[images].expand(len(rows)), self.of)
         if self.versus is None:
             return chosen
         same = (target == self.versus).nonzero()
         if len(same):
             which = f"image {int(same[0])}" if len(target) > 1 else "it"
             raise ValueError(f"{which} would be compared with the class that it explains: give another target")
-        return chosen - values.gather(1, self.versus[images].expand(len(rows))[:, None])[:, 0]
+        return chosen - _of_class(rows, self.versus[images].expand(len(rows)), self.of)
 
 
-def _of_classes(scores: Tensor, of: str) -> Tensor:
-    """(B, classes); a model with a single logit answers yes or no."""
+def _of_class(scores: Tensor, classes: Tensor, of: str) -> Tensor:
+    """(B,), of scores (B, K) and one class (B,) each; a model with a single logit answers yes or no.
+
+    A softmax that is rounded to one has no gradient. Its logarithm, written as that of a sigmoid of how far a class is
+    ahead of all others, keeps one.
+    """
+    own = scores.gather(1, classes[:, None])[:, 0]
     if of == "logit":
-        return scores
-    if scores.shape[1] == 1:
-        return F.logsigmoid(precise(scores)) if of == "log_probability" else precise(scores).sigmoid()
-    return precise(scores).log_softmax(1) if of == "log_probability" else precise(scores).softmax(1)
+        return own
+    ahead = precise(own)
+    if scores.shape[1] > 1:
+        ahead = ahead - precise(scores).scatter(1, classes[:, None], -torch.inf).logsumexp(1)
+    logarithm = F.logsigmoid(ahead)
+    return logarithm if of == "log_probability" else logarithm.exp()
 
 
 def _answer(function: Callable[[Any], Tensor], output: Any) -> Any:

@@ -37,7 +37,8 @@ def sharp_gradcam(activation, activation_gradient, image, image_gradient, finer=
     cam = np.zeros((h, w))
     for channel in range(channels):
         cam += activation_gradient[channel].mean() * activation[channel]
-    cam = np.maximum(cam, 0) ** 2
+    cam = np.maximum(cam, 0)
+    cam = (cam / cam.max()) ** 2 if cam.max() > 0 else cam
     rows, columns = finer * h, finer * w
     contributions = np.zeros(image.shape[1:])
     for colour, gradient in zip(image, image_gradient, strict=True):

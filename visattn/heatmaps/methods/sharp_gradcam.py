@@ -1,6 +1,6 @@
 r"""Grad-CAM, sharpened by what the pixels contribute.
 
-.. math:: m_p = \mathrm{CAM}_p^2 \cdot S\Big(\Big|\sum_c (x_{pc} - \tilde x_c)\, \nabla x_{pc}\Big|\Big)
+.. math:: m_p = \Big(\frac{\mathrm{CAM}_p}{\max \mathrm{CAM}}\Big)^2 \cdot S\Big(\Big|\sum_c (x_{pc} - \tilde x_c)\, \nabla x_{pc}\Big|\Big)
 
 CAM is Grad-CAM, enlarged, which knows much about classes and little about places. The second factor knows much about
 places and little about classes: the first-order effect of every pixel against the median colour :math:`\tilde x` of its
@@ -42,6 +42,8 @@ def sharp_gradcam(request: Request, *, layer: str | None = None, balanced: bool 
         assert probed.map is not None
         to_map, to_pixels = torch.autograd.grad(request.score(), [probed.map, images])
     cam = (to_map.float().mean((2, 3), keepdim=True) * probed.map.detach().float()).sum(1).clamp(min=0)
+    highest = cam.amax((1, 2), keepdim=True)
+    cam = cam / highest.where(highest > 0, 1)  # a class that is certain has tiny gradients, too small to be squared
     return MethodResult(sharpened(cam, images.detach().float(), to_pixels.float()), (place.name,))
 
 
