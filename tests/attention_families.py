@@ -38,7 +38,9 @@ timm modules that are not listed have no attention between tokens; the CAM famil
 |---|---|---|---|---|---|---|
 """
 
-TOKEN_METHODS = ("attention", "rollout", "grad_rollout", "chefer", "legrad", "gradcam")
+TOKEN_METHODS = (
+    "attention", "rollout", "grad_rollout", "chefer", "legrad", "attcat", "tokentm", "fullgrad", "gradcam",
+)  # fmt: skip
 
 
 @dataclass
