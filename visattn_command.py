@@ -36,9 +36,15 @@ def check_folder(prog: str) -> None:
         sys.exit(f"{prog}: the current folder is not there any more: change to another one")
 
 
+def draw_to_files() -> None:
+    """Have matplotlib draw without a window, whatever the environment says: a wrong word there stops the import."""
+    os.environ["MPLBACKEND"] = "agg"
+
+
 def main() -> int:
     """Import the command and run it."""
     check_folder("visattn")
+    draw_to_files()
     with leaving_at_once():
         from visattn.cli import main as command
 

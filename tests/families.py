@@ -45,7 +45,15 @@ class Row:
     result: str = "ok"
 
     def __str__(self) -> str:
-        cells = (self.family, f"`{self.model}`", self.stages, self.blocks or "none", self.layout, self.auto, self.result)
+        cells = (
+            self.family,
+            f"`{self.model}`",
+            self.stages,
+            self.blocks or "none",
+            self.layout,
+            self.auto,
+            self.result,
+        )
         return f"| {' | '.join(map(str, cells))} |"
 
 

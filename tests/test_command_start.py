@@ -55,6 +55,23 @@ def test_a_folder_that_was_deleted(tmp_path, script):
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("script", ["train.py", "visattn_command.py"])
+def test_a_backend_that_does_not_exist(tmp_path, script):
+    code = f"import os, sys, runpy; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['visattn', 'train', '--nonsense']; "
+    code += f"runpy.run_path({str(ROOT / script)!r}, run_name='__main__')"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "MPLBACKEND": "foo"},
+    )
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_closed_stdout(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["blocks", "se"]) == 0

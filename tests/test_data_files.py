@@ -115,6 +115,13 @@ def test_copies_are_noticed(drinks, monkeypatch):
     assert opened(drinks).notes == ()
 
 
+def test_images_in_no_class_are_mentioned(drinks):
+    write(drinks / "loose.png", 9)
+    assert [note.partition(", such as")[0] for note in opened(drinks).notes] == [
+        "ignored images that are in no class folder: 1"
+    ]
+
+
 def test_what_is_like_another_file_is_no_copy(tmp_path):
     contents = {
         "a": b"x" * 9000,

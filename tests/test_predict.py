@@ -441,3 +441,11 @@ def test_accuracy_from_the_command_line_is_that_of_the_run(tmp_path, options):
     assert 0.4 < best["val_top1"] < 1  # otherwise it would prove little
     assert np.float32(np.mean(right)) == np.float32(best["val_top1"])
     assert -np.log(share).mean() == pytest.approx(best["val_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(("name", "options"), [("test_resnet", {"in_chans": 1}), ("test_vit", {"img_size": 64})])
+def test_a_network_sees_what_it_was_built_for(name, options):
+    model = timm.create_model(name, num_classes=2, **options)
+    picture = np.zeros((50, 60, 3), np.uint8)
+    assert len(visattn.predict(model, picture)) == 1
+    assert visattn.examine(model, picture, "edge").number == 1

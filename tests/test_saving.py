@@ -297,3 +297,10 @@ def test_what_is_loaded_in_inference_mode_can_be_trained(tmp_path, dtype):
     with torch.inference_mode():
         model, _ = visattn.load_model(tmp_path)
     model(torch.rand(1, 3, 64, 64, dtype=dtype)).sum().backward()
+
+
+def test_weights_that_are_not_numbers_are_saved_as_they_are(tmp_path):
+    model = timm.create_model("test_resnet", num_classes=2)
+    torch.nn.init.constant_(model.fc.weight, torch.nan)
+    again, _ = visattn.load_model(visattn.save_model(model, tmp_path / "broken"))
+    assert again.fc.weight.isnan().all()

@@ -128,6 +128,21 @@ def test_a_new_run_never_overwrites_an_old_one(undrawn):
     assert checkpoint(undrawn / "runs" / "test_resnet_eca-digits")["epoch"] == 0
 
 
+def test_a_complete_run_says_so_and_keeps_its_settings(undrawn, capsys):
+    run("--name", "done", "--epochs", 1)
+    before = (undrawn / "runs" / "done" / "config.yaml").read_text()
+    capsys.readouterr()
+    said = run("--resume", "runs/done", "--name", "done", "--epochs", 1, "--seed", 7, capsys=capsys)
+    assert "note: all 1 epochs of the run are done: give more --epochs to train on" in said.out
+    assert (undrawn / "runs" / "done" / "config.yaml").read_text() == before
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_warm_up_without_end_is_mentioned(capsys):
+    said = run("--epochs", 1, "--warmup-epochs", 3, capsys=capsys)
+    assert "note: the warm-up of 3 epochs is as long as the run, or longer" in said.out
+
+
 def test_resume_takes_the_newest_run_that_has_begun_and_no_other(undrawn):
     run("--name", "vit", "--epochs", 1)
     run("--name", "vit-16", "--epochs", 1)

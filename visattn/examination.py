@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import at_least_one, yes_or_no
-from visattn.heatmaps import METHODS, Explanation, attention_heads, best_method, list_methods
+from visattn.heatmaps import METHODS, Explanation, attention_heads, best_method, fitting_methods
 from visattn.heatmaps.aim import Aim
 from visattn.heatmaps.auto import Choice
+from visattn.heatmaps.explaining import MethodList
 from visattn.heatmaps.findings import Examiner, Question, classes_of
 from visattn.heatmaps.methods.base import AUTO, check_method
 from visattn.heatmaps.targets import resolve
@@ -134,8 +135,9 @@ def examine(
             for each in (resolve(each, 1, number, names) for each in (target, versus))
         )
         example = torch.zeros(1, *prepared.size).to(next(trained.model.parameters()).device)
-        asked, reasons = _arguments(trained, example, wanted, of, balanced, signed, leave_out)
-        question = _question(trained, example, asked, layers, heads, len(pictures), leave_out)
+        fitting = fitting_methods(trained.model, example, {*wanted, "attention"} - {AUTO})
+        asked, reasons = _arguments(trained, example, wanted, fitting, of, balanced, signed, leave_out)
+        question = _question(trained, example, asked, fitting, layers, heads, len(pictures), leave_out)
         if score and number < 2:
             raise ValueError(f"{trained.name} has no classes, so that its heatmaps cannot be scored")
         judge = partial(_judged, trained.model) if score else None
@@ -184,13 +186,13 @@ def _arguments(
     trained: Trained,
     example: Tensor,
     methods: list[str],
+    fitting: MethodList,
     of: str | None,
     balanced: bool,
     signed: bool,
     leave_out: Callable[[str, str], None],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """What to give to ``explain`` for every method that applies to the model, and why it was chosen if it was."""
-    fitting = list_methods(trained.model, example)
     found: dict[str, dict[str, Any]] = {}
     reasons: dict[str, str] = {}
     best = best_method(trained.model, example) if AUTO in methods else None
@@ -218,13 +220,13 @@ def _question(
     trained: Trained,
     example: Tensor,
     asked: dict[str, dict[str, Any]],
+    fitting: MethodList,
     layers: str | Sequence[str | int] | None,
     heads: str | Sequence[int] | None,
     images: int,
     leave_out: Callable[[str, str], None],
 ) -> Question:
     """What to find out about every image."""
-    fitting = list_methods(trained.model, example)
     grid = layers is not None or heads is not None
     head_layers = None if layers in (None, "all") else _several(layers)
     head_numbers = None if heads in (None, "all") else _several(heads)

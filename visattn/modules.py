@@ -46,6 +46,19 @@ def timm_config(model: object) -> Mapping[str, Any]:
     return config if isinstance(config, Mapping) else {}
 
 
+def own_size(model: nn.Module) -> tuple[int, int, int]:
+    """Channels, height and width of the images that a model was built for, as far as timm's configuration and it say.
+
+    >>> import timm
+    >>> own_size(timm.create_model("test_vit", img_size=64, in_chans=1))
+    (1, 64, 64)
+    """
+    channels, *native = timm_config(model).get("input_size") or (3, 224, 224)
+    height, width = getattr(getattr(model, "patch_embed", None), "img_size", None) or native
+    convolutions = (module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
+    return getattr(model, "in_chans", None) or next(convolutions, channels), height, width
+
+
 def check_default_device() -> None:
     """Raise if new tensors have no numbers by default."""
     if torch.get_default_device().type == "meta":

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import Device
-from visattn.modules import timm_config, underlying, why_refused
+from visattn.modules import own_size, timm_config, underlying, why_refused
 
 if TYPE_CHECKING:
     from visattn.data.images import InMemory
@@ -111,4 +111,4 @@ def own_preparation(model: nn.Module) -> Preparation:
             f"{type(model).__name__} does not state its preprocessing (timm's pretrained_cfg): pass preparation=, "
             "or tensors that are already normalised"
         )
-    return Preparation.of(model)
+    return Preparation.of(model, {"size": own_size(model)})

@@ -58,6 +58,18 @@ def vit(at):
 
 
 CASES = [
+    Call(
+        "pixels for an example",
+        attach("se", "layer1", example=torch.zeros(1, 3, 64, 64, dtype=torch.uint8)),
+        "example is a batch of images (B, C, H, W) of floating-point numbers, got torch.uint8",
+        TypeError,
+    ),
+    Call(
+        "a function for a distribution",
+        lambda: visattn.attach(timm.create_model("test_vit"), "patch", distribution=torch.softmax),
+        "distribution is a name, got",
+        TypeError,
+    ),
     Call("patch a place of no type", vit(3), "at is a name, or a list of names", TypeError),
     Call("patch nothing", vit([]), "at is empty"),
     Call("patch one place of two", vit(["blocks.0", "blocks.99"]), "no attention matches 'blocks.99'"),

@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 import visattn
 from tests.bad_input.case import Call, Command
 from visattn.files import to_json
+from visattn.heatmaps import METHODS
+from visattn.heatmaps.request import MethodResult
 
 
 def explain(
@@ -75,9 +77,33 @@ def examine(images: object, methods: object = "gradcam", **options: object) -> o
     return visattn.examine(timm.create_model("test_resnet", num_classes=3), images, methods, **options)
 
 
+def own_method(returned: object) -> object:
+    """What an own method returns; the registry is as before."""
+    visattn.register_method("mine")(lambda request: returned)
+    try:
+        return explain("mine")
+    finally:
+        del METHODS._entries["mine"]
+
+
+def map_of(name: object) -> object:
+    model = timm.create_model("test_vit")
+    with visattn.capture(model) as maps:
+        model(torch.zeros(1, 3, 160, 160))
+    return maps[name]
+
+
 BLACK = np.zeros((64, 64, 3), np.uint8)
 SITE = "heatmap --weights model --image a.png --out site"
 CASES = [
+    Call("five maps", lambda: own_method(MethodResult(torch.rand(5, 3, 3))), "1 of them, got (5, 3, 3)"),
+    Call("a map too deep", lambda: own_method(MethodResult(torch.rand(1, 1, 3, 3))), "got (1, 1, 3, 3)"),
+    Call("a map of nothing", lambda: own_method(MethodResult(torch.rand(1, 0, 0))), "got (1, 0, 0)"),
+    Call("no map", lambda: own_method(None), "method 'mine' must return a MethodResult with maps, got None", TypeError),
+    Call("no function", lambda: visattn.register_method("mine")(3), "needs a function of a request", TypeError),
+    Call("a second auto", lambda: visattn.register_method("auto")(len), "'auto' stands for the best of all methods"),
+    Call("no such map", lambda: map_of("blocks.0.att"), "no map 'blocks.0.att': did you mean", KeyError),
+    Call("a map by number", lambda: map_of(0), "no map 0: known: ", KeyError),
     Call("signed in words", lambda: explain("fullgrad", signed="no"), "signed must be True or False", TypeError),
     Call("signed by NaN", lambda: explain("fullgrad", signed=float("nan")), "signed must be True or False", TypeError),
     Call("frames in words", lambda: explain("rollout", frames="no"), "frames must be True or False", TypeError),

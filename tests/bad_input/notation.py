@@ -20,7 +20,7 @@ CASES = [
     config("pretrained: off\n", "'pretrained' in odd.yaml is 'off', not true or false"),
     config("trainer.max_steps: 1\n", "'trainer.max_steps' in odd.yaml: write 'max_steps' below 'trainer:'"),
     config("? [a]\n: 1\n", "odd.yaml is not YAML: a key is a word (line 1)"),
-    config('name: "a\\ud800"\n', "has letters in it that cannot be printed"),
+    config('name: "a\\ud800"\n', "is not UTF-8, and cannot be written to config.yaml"),
     config('name: "a\\x1b[31m"\n', "has letters in it that cannot be printed"),
     config('out: "two\\nlines"\n', "has letters in it that cannot be printed"),
     Command("train --seed 1:30", "seed: expected int. Got value: 1:30"),

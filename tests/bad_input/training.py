@@ -1,10 +1,42 @@
 """Settings of a run that cannot be meant."""
 
+from pathlib import Path
+
 from tests.bad_input.case import Command
 
 RUN = "train --model test_resnet --epochs 1 --trainer.accelerator cpu"
 
+
+def dangling(folder: Path) -> None:
+    (folder / "o").symlink_to("nowhere")
+
+
+def run_of_ours(folder: Path) -> None:
+    """What a resumed run reads first."""
+    (folder / "mine" / "checkpoints").mkdir(parents=True)
+    (folder / "mine" / "checkpoints" / "last.ckpt").write_bytes(b"")
+    (folder / "mine" / "config.yaml").write_text("model: test_resnet\nname: null\nout: runs\n")
+    (folder / "other.yaml").write_text("name: other\n")
+
+
+def unreadable(folder: Path) -> None:
+    for path in (folder / "photos" / "cat").iterdir():
+        path.write_bytes(b"no image")
+
+
 CASES = [
+    Command(f"{RUN} --data folder --root photos --out o", "File exists: 'o'", 1, prepare=dangling),
+    Command("train --resume mine --name new", "--name 'new': a resumed run stays in its folder", prepare=run_of_ours),
+    Command("train --resume mine --out o", "--out 'o': a resumed run stays in its folder", prepare=run_of_ours),
+    Command("train --resume mine --config other.yaml", "--name 'other': a resumed run", prepare=run_of_ours),
+    Command(f"{RUN} --data folder --root photos --difficulty centered", "--difficulty is about the digits"),
+    Command(f"{RUN} --root nowhere", "--root 'nowhere': the digits are bundled"),
+    Command(f"{RUN} --data folder --root ph\udcff", "is not UTF-8, and cannot be written to config.yaml"),
+    Command(
+        f"{RUN} --data folder --root photos --image-size 32 --batch-size 2 --workers 0 --on-bad-image skip",
+        "no training image of class 'cat' can be read",
+        prepare=unreadable,
+    ),
     Command(f"{RUN} --model-options '{{num_classes: 5}}'", "cannot set 'num_classes': it follows from the data"),
     Command(f"{RUN} --model-options '{{pretrained: true}}'", "cannot set 'pretrained': use --pretrained"),
     Command(f"{RUN} --model-options '{{img_size: 5}}'", "cannot set 'img_size': use --image-size"),

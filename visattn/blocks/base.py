@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from visattn.core.arguments import numbers, whole
+from visattn.listing import shown
 from visattn.registry import Registry, suggest
 
 FAMILIES = ("channel", "spatial", "mixed", "self", "hard")
@@ -34,6 +35,8 @@ class BlockInfo:
 
 BLOCKS: Registry[BlockInfo] = Registry("block")
 NAME = re.compile(r"[A-Za-z0-9]+(_[A-Za-z0-9]+)*")
+WIDEST = 2**16  # channels of a bottleneck
+LARGEST = 2**20  # any number among the options of a block
 RESERVED: dict[str, str] = {}  # names that no block may have, and why; filled by modules that use those names
 
 
@@ -108,7 +111,11 @@ def create_block(name: str, channels: int, /, **kwargs: Any) -> nn.Module:
     width = whole(channels)
     if width is None or width < 1:
         raise ValueError(f"block {name!r} needs a positive number of channels, got {channels!r}")
-    block = factory(width, **numbers(f"block {name!r}", factory, kwargs))
+    options = numbers(f"block {name!r}", factory, kwargs)
+    for key, value in options.items():
+        if isinstance(value, int | float) and not abs(value) <= LARGEST:
+            raise ValueError(f"block {name!r} needs {key} to be at most {LARGEST}, got {shown(value)}")
+    block = factory(width, **options)
     if not isinstance(block, nn.Module):
         raise TypeError(f"block {name!r} is not a module but {type(block).__name__}: its factory must return one")
     _watch_inputs(block, name, width)
@@ -125,7 +132,12 @@ def reduced(channels: int, rd_ratio: float, *, minimum: int = 1) -> int:
         raise ValueError(f"rd_ratio must be above zero, got {rd_ratio}")
     if minimum < 1:
         raise ValueError(f"rd_min must be at least one, got {minimum}")
-    return max(minimum, int(channels * rd_ratio))
+    width = max(minimum, int(channels * rd_ratio))
+    if width > WIDEST:
+        raise ValueError(
+            f"a bottleneck of {width:.3g} channels is too wide: rd_ratio {rd_ratio:g}, rd_min {minimum:.3g}"
+        )
+    return width
 
 
 def _watch_inputs(block: Any, name: str, channels: int) -> None:

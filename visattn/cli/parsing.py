@@ -19,7 +19,7 @@ from lightning.pytorch import Trainer
 from visattn.cli import notation
 from visattn.cli.flags import MANAGED, check_flags, check_number, pairs, values_of
 from visattn.cli.parser_messages import one_line
-from visattn.cli.settings_files import check_config, config_path, with_config_of_resumed_run
+from visattn.cli.settings_files import check_config, check_stays, config_path, with_config_of_resumed_run
 from visattn.cli.streams import Printing
 from visattn.files import at_home, straight
 from visattn.listing import shown
@@ -135,6 +135,7 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> CommandLine:
     given = {field.name: values[field.name] for field in fields(Settings)}
     paths = {key: at_home(given[key]) for key in PATHS if given[key] is not None}
     settings = Settings(**given | paths | {"out": straight(paths["out"])})
+    check_stays(settings)
     return CommandLine(settings, {key: objects.trainer[key] for key in chosen}, chosen)
 
 

@@ -13,6 +13,7 @@ from visattn.cli.flags import MANAGED, check_number, closest, pairs
 from visattn.files import at_home, configs_folder, read_text
 from visattn.listing import shown
 from visattn.registry import suggest
+from visattn.training.runs import ALONE
 from visattn.training.settings import Settings
 
 LARGEST = 100_000  # bytes of a configuration
@@ -75,10 +76,23 @@ def with_config_of_resumed_run(arguments: list[str]) -> Iterator[str]:
     for before, value in pairs(arguments):
         path = value.partition("=")[2] if value.startswith("--resume=") else value if before == "--resume" else ""
         path = at_home(path)
-        if not path or path.startswith("--"):
-            continue
-        for folder in (Path(path), Path(path).parent, Path(path).parent.parent):
-            if (folder / "config.yaml").is_file():
-                yield from ("--config", str(folder / "config.yaml"))
-                break
+        if path and not path.startswith("--") and (config := _config_of_run(path)) is not None:
+            yield from ("--config", str(config))
     yield from arguments
+
+
+def _config_of_run(path: str) -> Path | None:
+    """The settings of a run, given its folder or one of its checkpoints."""
+    folders = (Path(path), Path(path).parent, Path(path).parent.parent)
+    return next((folder / "config.yaml" for folder in folders if (folder / "config.yaml").is_file()), None)
+
+
+def check_stays(settings: Settings) -> None:
+    """Raise if a run that is resumed by its folder is given another one to write to."""
+    config = None if settings.resume in (None, ALONE) else _config_of_run(settings.resume)
+    if config is None:
+        return
+    own = _read_config(config)
+    for key in ("name", "out"):
+        if (value := getattr(settings, key)) != own.get(key, value):
+            raise ValueError(f"--{key} {value!r}: a resumed run stays in its folder, {str(config.parent)!r}")

@@ -30,7 +30,7 @@ from visattn.data.loader import (
     start_worker,
 )
 from visattn.data.preparation import Preparation
-from visattn.data.readers import Split
+from visattn.data.readers import Files, Source, Split
 from visattn.data.shards import StreamSource
 from visattn.data.sources import AnySource
 from visattn.listing import evenly
@@ -184,9 +184,21 @@ class ImageData(LightningDataModule):
             if message not in self.bad:
                 self.bad.add(message)
                 log.warning("skipped %s", message)
+                self._check_classes()
         if len(batch["label"]) == 0:
             raise ValueError(f"no image in a whole batch could be read; the last one was {sorted(self.bad)[-1]}")
         return batch
+
+    def _check_classes(self) -> None:
+        """Fail if no training image of a class can be read."""
+        reader = self.source.train if isinstance(self.source, Source) else None
+        if not isinstance(reader, Files):
+            return
+        bad = {message.partition(": ")[0] for message in self.bad}
+        readable = {label for path, label in zip(reader.paths, reader.labels, strict=True) if path not in bad}
+        for label, name in enumerate(self.source.names):
+            if label not in readable:
+                raise ValueError(f"no training image of class {name!r} can be read: repair them, or remove the class")
 
     @override
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

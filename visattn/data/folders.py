@@ -78,6 +78,7 @@ class Rest:
 
     problems: dict[str, str] = field(default_factory=dict)
     ignored: Counter[str] = field(default_factory=Counter)
+    loose: list[str] = field(default_factory=list)
 
     def notes(self) -> Iterator[str]:
         """One line about each kind."""
@@ -88,6 +89,9 @@ class Rest:
         if self.ignored:
             kinds = ", ".join(printable(kind) or "no extension" for kind, _ in self.ignored.most_common(5))
             yield f"ignored files in other formats: {self.ignored.total()} ({kinds})"
+        if self.loose:
+            one = printable(min(self.loose))
+            yield f"ignored images that are in no class folder: {len(self.loose)}, such as {one!r}"
 
 
 def _repeated(train: ByClass, val: ByClass) -> Iterator[str]:
@@ -115,8 +119,10 @@ def _first_folder(root: Path, names: Sequence[str]) -> Path | None:
 
 def _images(root: Path, classes: Sequence[str] | None, rest: Rest) -> ByClass:
     """Find the image files of every class; an empty class, or an image in two classes, is an error."""
-    with os.scandir(root) as entries:
-        there = sorted(entry.name for entry in entries if _is_class(entry, root))
+    with os.scandir(root) as scanned:
+        entries = list(scanned)
+    there = sorted(entry.name for entry in entries if _is_class(entry, root))
+    rest.loose += [each.path for each in entries if os.path.splitext(each.name)[1].lower() in EXTENSIONS]
     if not there:
         raise ValueError(f"{str(root)!r} contains no folders: expected one folder of images per class")
     for name in classes or ():

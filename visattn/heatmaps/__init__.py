@@ -1,7 +1,7 @@
 """Heatmaps: what a model looks at in an image."""
 
 from visattn.heatmaps.capture import Maps, capture
-from visattn.heatmaps.explaining import attention_heads, best_method, explain, list_methods, relate
+from visattn.heatmaps.explaining import attention_heads, best_method, explain, fitting_methods, list_methods, relate
 from visattn.heatmaps.explanation import Explanation
 from visattn.heatmaps.methods import METHODS, register_method
 from visattn.heatmaps.methods.cam import look_at
@@ -21,6 +21,7 @@ __all__ = [
     "best_method",
     "capture",
     "explain",
+    "fitting_methods",
     "list_methods",
     "look_at",
     "on_mask",

@@ -140,7 +140,7 @@ def class_scores(model: nn.Module, output: Any) -> Tensor | None:
 
 def vector_of(target: Any, images: int) -> Tensor | None:
     """(images, D) if a target is a vector of floating-point numbers, or one for every image; None if it is not."""
-    classes = isinstance(target, list | tuple) and not all(isinstance(each, float) for each in target)
+    classes = isinstance(target, list | tuple) and not (target and all(isinstance(each, float) for each in target))
     try:
         vector = None if isinstance(target, str | int) or classes else torch.as_tensor(target)
     except (TypeError, ValueError, RuntimeError):

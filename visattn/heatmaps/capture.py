@@ -80,7 +80,7 @@ class Maps(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._shown():
-            raise KeyError(name)
+            raise KeyError(f"no map {name!r}: {suggest(name, self._shown())}")
         return self._form(name)
 
     def __iter__(self) -> Iterator[str]:

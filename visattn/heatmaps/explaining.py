@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,10 +18,11 @@ from visattn.heatmaps.inputs import as_batch, displayable, inspectable, refusals
 from visattn.heatmaps.methods import METHODS
 from visattn.heatmaps.methods.attention import every_head
 from visattn.heatmaps.methods.base import AUTO
-from visattn.heatmaps.request import Request
+from visattn.heatmaps.request import MethodResult, Request
 from visattn.heatmaps.scaling import to_heatmap
 from visattn.heatmaps.targets import Class, Target, check_names, class_names, number_of_classes, resolve
 from visattn.heatmaps.watch.inspection import inspection_copy
+from visattn.listing import shown
 from visattn.missing import saying_what_to_install
 from visattn.models.places import example_images
 
@@ -53,11 +54,16 @@ def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
     >>> "gradcam" in methods, methods.reasons["rollout"]
     (True, 'the model has no attention between tokens')
     """
+    return fitting_methods(model, example, METHODS)
+
+
+def fitting_methods(model: nn.Module, example: Tensor | None, names: Iterable[str]) -> MethodList:
+    """Those of some methods that work on a model, as in :func:`list_methods`, which looks at all of them."""
     model = inspectable(model)
     images = as_batch(model, next(iter(example_images(model))) if example is None else example)
     advice = ": give example=, a batch of images that it accepts" if example is None else ""
     with inspection_copy(model) as model, refusals_explained(model, images, advice):
-        return MethodList({name: METHODS[name].reason_against(model, images) for name in METHODS})
+        return MethodList({name: METHODS[name].reason_against(model, images) for name in names})
 
 
 @saying_what_to_install()
@@ -142,7 +148,7 @@ def explain(
                 )
             )
             request.aim = replace(aim, versus=other)
-        result = chosen.run(request, **options)
+        result = _checked(choice.method, chosen.run(request, **options), len(images))
         if chosen.signed and not signed:
             result = replace(result, maps=result.maps.clamp(min=0))
         if request.logits is None and number > 0:
@@ -193,6 +199,16 @@ def _check(choice: Choice, signed: bool, options: dict[str, Any]) -> dict[str, A
         having = ", ".join(name for name in METHODS if METHODS[name].signed)
         raise ValueError(f"the maps of {choice.method!r} have no sign: choose one of {having}")
     return method.check_options(choice.method, options)
+
+
+def _checked(method: str, result: Any, images: int) -> MethodResult:
+    """What a method returned; anything but a map for every image raises."""
+    if not isinstance(result, MethodResult) or not isinstance(result.maps, Tensor):
+        raise TypeError(f"method {method!r} must return a MethodResult with maps, got {shown(result)}")
+    shape = tuple(result.maps.shape)
+    if len(shape) != 3 or shape[0] != images or 0 in shape:
+        raise ValueError(f"method {method!r} must return maps (images, height, width), {images} of them, got {shape}")
+    return result
 
 
 def _aim(target: Any, of: str, versus: Any, images: Tensor) -> Aim:

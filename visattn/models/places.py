@@ -21,6 +21,9 @@ from visattn.registry import suggest
 def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
     """Run the network once, on an example or on an image of the size it was made for."""
     failure: Exception | None = None
+    if example is not None and not (isinstance(example, Tensor) and example.is_floating_point()):
+        got = example.dtype if isinstance(example, Tensor) else type(example).__name__
+        raise TypeError(f"example is a batch of images (B, C, H, W) of floating-point numbers, got {got}")
     for image in [example] if example is not None else list(example_images(model)):
         try:
             return survey(model, image[:1].repeat(2, *[1] * (image.ndim - 1)))

@@ -68,6 +68,9 @@ def swap_attention(
         scope: ``global``, ``local_2d`` or ``window_2d``.
         **scope_options: ``radius`` of a local, ``size`` of a window scope.
     """
+    for what, choice in (("score", score), ("distribution", distribution), ("scope", scope)):
+        if not isinstance(choice, str):
+            raise TypeError(f"{what} is a name, got {choice!r}")
     modules = {plain_name(name): module for name, module in model.named_modules()}
     available = {name: module for name, module in modules.items() if type(module) in REPLACEMENTS}
     if not available:

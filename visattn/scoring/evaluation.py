@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import nn
 
 from visattn.core.arguments import Device, at_least_one, checked_seed, list_of_names, whole, yes_or_no
-from visattn.heatmaps import METHODS, list_methods
+from visattn.heatmaps import METHODS, fitting_methods, list_methods
 from visattn.heatmaps.methods.base import AUTO, check_method
 from visattn.heatmaps.targets import Class
 from visattn.listing import shown
@@ -160,15 +160,18 @@ def _fitting(
     leave_out: Callable[[str, str], None],
 ) -> dict[str, dict[str, Any]]:
     """The methods to score and their arguments, in order, with the baselines at the end."""
-    fitting = list_methods(model, pictures.inputs[:1])
+    example = pictures.inputs[:1]
     if asked is None:
-        asked = {name: {"method": name} for name in fitting if not METHODS[name].slow}
-    for name, arguments in asked.items():
-        if arguments["method"] in fitting.reasons:
-            leave_out(name, f"does not fit: {fitting.reasons[arguments['method']]}")
-    chosen = {name: each for name, each in asked.items() if each["method"] not in fitting.reasons}
+        chosen = {name: {"method": name} for name in list_methods(model, example) if not METHODS[name].slow}
+    else:
+        names = {each["method"] for each in asked.values()} - {AUTO}
+        reasons = fitting_methods(model, example, names).reasons
+        for name, arguments in asked.items():
+            if arguments["method"] in reasons:
+                leave_out(name, f"does not fit: {reasons[arguments['method']]}")
+        chosen = {name: each for name, each in asked.items() if each["method"] not in reasons}
     if not chosen:
-        raise ValueError(f"none of the methods fits the model; {', '.join(fitting)} do")
+        raise ValueError(f"none of the methods fits the model; {', '.join(list_methods(model, example))} do")
     own = {name: _options(each, balanced) | each for name, each in chosen.items() if name not in BASELINES}
     return own | {name: {"method": name} for name in BASELINES}
 

@@ -14,8 +14,8 @@ from visattn.training.classifier import Classifier
 from visattn.training.runs import Run
 
 
-def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer) -> None:
-    """Print what is about to happen."""
+def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer, *, is_complete: bool = False) -> None:
+    """Print what is about to happen; with a complete run, nothing but its pictures."""
     settings, source = classifier.settings, data.source
     name = settings.model if settings.attn is None else f"{settings.model} with {settings.attn}"
     trained = count_parameters(classifier.model)
@@ -30,9 +30,13 @@ def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer
             print(f"note: {note}")
     if settings.freeze_backbone and not settings.pretrained and run.checkpoint is None:
         print("note: --freeze-backbone without --pretrained: the backbone keeps its random weights")
+    if settings.warmup_epochs >= settings.epochs:
+        print(f"note: the warm-up of {settings.warmup_epochs:g} epochs is as long as the run, or longer")
     print(f"{trainer.accelerator.__class__.__name__.removesuffix('Accelerator')}{processes}, writing to {run.folder}/")
     if run.checkpoint is not None:
         print(f"resuming from {run.checkpoint}")
+        if is_complete:
+            print(f"note: all {settings.epochs} epochs of the run are done: give more --epochs to train on")
     elif settings.resume is not None:
         print(f"nothing to resume in {run.folder}/ yet: starting from scratch")
     if trainer.world_size > 1 and trainer.accelerator.name() == "cpu" and _has_batch_norm(classifier.model):

@@ -92,7 +92,7 @@ def _agrees(state: Mapping[str, Any]) -> bool:
         return False
     try:
         steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"]
-        epochs = loop["epoch_progress"]["current"]["processed"]
+        epochs = epochs_done(state)
     except (KeyError, TypeError):
         return False
     rows = recorded(state["callbacks"])
@@ -101,6 +101,11 @@ def _agrees(state: Mapping[str, Any]) -> bool:
         and state["epoch"] in (epochs, epochs - 1)  # after some steps of an epoch, or at its end
         and [row["epoch"] for row in rows] == list(range(1, epochs + 1))
     )
+
+
+def epochs_done(state: Mapping[str, Any]) -> int:
+    """How many epochs a run has completed."""
+    return int(state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
 
 
 def _is_broken(weight: Tensor) -> bool:

@@ -126,7 +126,7 @@ def claimed(settings: Settings, config: str) -> Iterator[Run]:
             run.folder.mkdir(parents=True, exist_ok=not run.is_new)
             break
         except FileExistsError:
-            if not run.is_new:  # a file is in the way
+            if not (run.is_new and os.path.lexists(run.folder)):  # a file or a dangling link is in the way
                 raise
     try:
         yield run

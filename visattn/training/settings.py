@@ -136,6 +136,8 @@ class Settings:
                 raise ValueError(f"{flag} is empty")
             if isinstance(value, str) and "\0" in value:
                 raise ValueError(f"{flag} {value!r} contains a null byte")
+            if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+                raise ValueError(f"{flag} {value!r} is not UTF-8, and cannot be written to config.yaml")
             for kind, limit in limits.items():
                 holds, said = LIMITS[kind]
                 if value is not None and not holds(value, limit):
@@ -146,6 +148,10 @@ class Settings:
         parts = Path(self.name or "run").parts
         if not parts or ".." in parts or Path(*parts).is_absolute():
             raise ValueError(f"--name {self.name!r} must be a folder inside --out")
+        if self.data != "digits" and self.difficulty != Settings.difficulty:
+            raise ValueError(f"--difficulty is about the digits, not about --data {self.data}")
+        if self.data == "digits" and self.root is not None:
+            raise ValueError(f"--root {self.root!r}: the digits are bundled; for a folder of images use --data folder")
         if self.batch_size % 2 and (self.mixup > 0 or self.cutmix > 0):
             raise ValueError(
                 f"mixup and cutmix pair the images of a batch: --batch-size {self.batch_size} must be even"

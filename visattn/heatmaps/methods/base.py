@@ -119,8 +119,12 @@ def register_method(
             "a method is named in lower-case letters, digits, underscores and plus signs, since files are named after "
             f"it, got {name!r}"
         )
+    if name == AUTO:
+        raise ValueError(f"{AUTO!r} stands for the best of all methods: choose another name")
 
     def register(run: Run) -> Run:
+        if not callable(run):
+            raise TypeError(f"method {name!r} needs a function of a request, got {type(run).__name__}")
         METHODS.add(name, Method(run, why_not, looks_at_layers, of_class, signed, slow))
         return run
 

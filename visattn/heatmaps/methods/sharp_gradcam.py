@@ -1,6 +1,7 @@
 r"""Grad-CAM, sharpened by what the pixels contribute.
 
-.. math:: m_p = \Big(\frac{\mathrm{CAM}_p}{\max \mathrm{CAM}}\Big)^2 \cdot S\Big(\Big|\sum_c (x_{pc} - \tilde x_c)\, \nabla x_{pc}\Big|\Big)
+.. math:: m_p = \Big(\frac{\mathrm{CAM}_p}{\max \mathrm{CAM}}\Big)^2 \cdot
+    S\Big(\Big|\sum_c (x_{pc} - \tilde x_c)\, \nabla x_{pc}\Big|\Big)
 
 CAM is Grad-CAM, enlarged, which knows much about classes and little about places. The second factor knows much about
 places and little about classes: the first-order effect of every pixel against the median colour :math:`\tilde x` of its

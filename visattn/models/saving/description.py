@@ -29,7 +29,7 @@ from visattn.models.plugins import needed_plugins
 from visattn.models.swapping import patched, swap_attention
 from visattn.models.wrapper import Attached
 from visattn.models.wrapping import attachments, entry_of
-from visattn.modules import timm_config
+from visattn.modules import own_size, timm_config
 
 
 def describe(model: nn.Module, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -85,9 +85,7 @@ def _of_timm(model: nn.Module) -> dict[str, Any]:
     tag = config.get("tag")
     arguments = {"name": f"{config['architecture']}.{tag}" if tag else config["architecture"]}
     channels, *native = config.get("input_size") or (3, 224, 224)
-    size = list(getattr(getattr(model, "patch_embed", None), "img_size", None) or native)
-    convolutions = (module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
-    seen = getattr(model, "in_chans", None) or next(convolutions, channels)
+    seen, *size = own_size(model)
     return {
         **arguments,
         **({"img_size": size} if size != native else {}),
