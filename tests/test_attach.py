@@ -54,7 +54,10 @@ class SmallCNN(nn.Module):
         return self.head(self.features(x).mean((2, 3)))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(KINDS, "test_resnet", "test_convnext", "test_vit", "swin_tiny_patch4_window7_224", "densenet121"),
+)
 def test_a_model_of_every_kind(name):
     """Bit for bit the same, trainable, and gone after detach; the sweep does this for every timm module."""
     options, side = KINDS[name]

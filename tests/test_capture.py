@@ -280,7 +280,13 @@ def test_capture_leaves_the_model_alone_after_an_exception(used_model):
         raise KeyError
 
 
-@pytest.mark.parametrize("method", sorted({*visattn.heatmaps.METHODS} - {"gates", "glimpses"}))
+@pytest.mark.parametrize(
+    "method",
+    mostly_slow(
+        sorted({*visattn.heatmaps.METHODS} - {"gates", "glimpses"}),
+        *("rollout", "chefer", "fullgrad", "sharp_gradcam", "scorecam", "attcat", "input_gradient", "rise"),
+    ),
+)
 def test_explain_leaves_the_model_alone(used_model, method):
     model, images = used_model
     visattn.explain(model, images[:1], method)

@@ -14,6 +14,7 @@ from torch import nn
 import visattn
 from tests.models import model_and_images
 from tests.reference.heatmaps import rollout
+from tests.tiers import mostly_slow
 from visattn.heatmaps import METHODS
 from visattn.heatmaps.scaling import to_heatmap
 
@@ -313,7 +314,7 @@ def test_baselines_are_what_they_say(vit):
 TOKENS_AND_CAMS = ["rollout", "chefer", "grad_rollout", "legrad", "gradcam", "input_gradient", "attention"]
 
 
-@pytest.mark.parametrize("method", TOKENS_AND_CAMS)
+@pytest.mark.parametrize("method", mostly_slow(TOKENS_AND_CAMS, "rollout", "chefer", "gradcam"))
 def test_frozen_models_and_inference_mode(vit, method):
     """Neither frozen parameters nor what the caller is in the middle of changes the result."""
     model, images = copy.deepcopy(vit[0]), vit[1]

@@ -12,6 +12,7 @@ from torch import nn
 
 import visattn
 from tests.pretend import DEVICE, PretendGPU, strategy
+from tests.tiers import mostly_slow
 from tests.training import train
 from visattn.training.building import create_classifier, create_data, create_source
 from visattn.training.record import read_rows
@@ -186,7 +187,11 @@ def test_capture(device):
 @everywhere
 @pytest.mark.parametrize(
     ("create", "method"),
-    [(vit, "rollout"), (vit, "chefer"), (vit, "attention"), (resnet, "gradcam"), (resnet, "gates")],
+    mostly_slow(
+        [(vit, "rollout"), (vit, "chefer"), (vit, "attention"), (resnet, "gradcam"), (resnet, "gates")],
+        *("rollout", "gradcam"),
+        key=lambda value: value[1],
+    ),
 )
 def test_heatmaps(device, create, method):
     model, images = create()

@@ -8,6 +8,7 @@ import torch
 import visattn
 from tests.models import model_and_images
 from tests.reference.heatmaps.fullgrad import fullgrad
+from tests.tiers import mostly_slow
 from visattn.heatmaps import METHODS
 from visattn.heatmaps.balanced import balanced
 from visattn.heatmaps.methods import cam
@@ -62,7 +63,13 @@ def test_every_method_on_gradients_may_be_balanced():
 
 @pytest.mark.parametrize(
     ("method", "name"),
-    [*((method, "test_vit") for method in BALANCED), ("chefer", "cait_xxs24_224")],  # talking heads behind the softmax
+    mostly_slow(
+        [
+            *((method, "test_vit") for method in BALANCED),
+            ("chefer", "cait_xxs24_224"),
+        ],  # talking heads behind the softmax
+        *(("chefer", "test_vit"), ("gradcam", "test_vit"), ("attcat", "test_vit"), ("input_x_gradient", "test_vit")),
+    ),
 )
 def test_balanced_gradients_are_used(method, name, monkeypatch):
     model, images = model_and_images(name, 1)

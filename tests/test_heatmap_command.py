@@ -17,6 +17,7 @@ from skimage import data
 
 import visattn
 from tests.test_page import browser, decoded, embedded, local, ready  # noqa: F401 - a fixture
+from tests.tiers import mostly_slow
 from visattn.cli import main
 from visattn.data.preparation import Preparation
 from visattn.heatmaps.auto import CHOICES
@@ -241,8 +242,11 @@ def test_glimpses(heatmap, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "cells"),
-    [(["--layers", "0,5", "--heads", "0,1"], (2, 2)), (["--layers", "all"], (6, 2)),
-     (["--heads", "1"], (6, 1)), (["--layers", "blocks.2.attn", "--heads", "all"], (1, 2)), (["--layers=-1"], (1, 2))],
+    mostly_slow(
+        [(["--layers", "0,5", "--heads", "0,1"], (2, 2)), (["--layers", "all"], (6, 2)), (["--heads", "1"], (6, 1)),
+         (["--layers", "blocks.2.attn", "--heads", "all"], (1, 2)), (["--layers=-1"], (1, 2))],
+        (6, 1), (2, 2), key=lambda value: value[1],
+    ),
 )  # fmt: skip
 def test_grid_of_heads(heatmap, tmp_path, monkeypatch, options, cells):
     drawn = []

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 
+from tests.tiers import mostly_slow
 from tests.training import TINY, assert_same_weights, checkpoint
 from visattn.cli import main as visattn_main
 from visattn.cli.train import main
@@ -278,7 +279,7 @@ def test_images_with_a_natural_size_are_seen_whole(root):
 
 @LIGHTNING
 @pytest.mark.usefixtures("_few_pictures")
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", mostly_slow([1, 3], 1))
 def test_a_run_on_mnist_from_its_first_step_to_its_heatmaps(root, tmp_path, monkeypatch, capsys, channels):
     monkeypatch.chdir(tmp_path)
     arguments = [*TINY, "--data", "mnist", "--root", str(root), "--batch-size", "8"]

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow(minutes=1)
 def test_the_examples_run(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     visattn.save_model(visattn.create_model("resnet_cbam", num_classes=10), "runs/resnet_cbam-digits")

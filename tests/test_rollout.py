@@ -155,7 +155,7 @@ def test_registers_are_not_patches():
 METHODS = ["attention", "rollout", "grad_rollout", "chefer", "legrad", "gradcam"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", mostly_slow(METHODS, "rollout", "chefer"))
 @pytest.mark.parametrize("name", mostly_slow(["test_vit", "swin_tiny_patch4_window7_224"], "test_vit"))
 def test_results_do_not_depend_on_batch_mates(name, method):
     model, images = model_and_images(name, number=3)

@@ -3,6 +3,7 @@
 import pytest
 
 from tests import survival
+from tests.tiers import mostly_slow
 
 CELLS = {
     (cells[0], network): cell
@@ -11,7 +12,7 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("network", survival.NETWORKS)
+@pytest.mark.parametrize("network", mostly_slow(survival.NETWORKS, "ResNet", "ViT"))
 @pytest.mark.parametrize("operation", survival.OPERATIONS)
 def test_blocks_survive(operation, network):
     result, cell = survival.OPERATIONS[operation](network), CELLS[operation, network]

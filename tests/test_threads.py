@@ -13,6 +13,7 @@ from torch import nn
 
 import visattn
 from tests.models import model_and_images
+from tests.tiers import mostly_slow
 from visattn.heatmaps import attention_heads, relate
 from visattn.models.places import survey_places
 from visattn.modules import eagerly, sharing_copy, weightless_copy
@@ -95,7 +96,7 @@ def serve(model, images):
     return work
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "resnet"))
 def test_explaining_a_model_that_serves(name):
     model, images = MODELS[name]()
     alone = everything(copy.deepcopy(model), images)
@@ -141,7 +142,7 @@ def state(model):
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "resnet"))
 def test_nothing_can_be_seen_from_outside(name):
     model, images = MODELS[name]()
     model.train()

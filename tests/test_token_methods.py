@@ -185,11 +185,15 @@ def test_attention_flow_through_class_attention():
 
 @pytest.mark.parametrize(
     ("name", "reasons"),
-    [
-        ("swin_tiny_patch4_window7_224", {"attention_flow": "pooled or merged", "tokentm": "plain transformer"}),
-        ("xcit_nano_12_p8_224", {"attcat": "none of its layers of attention", "tokentm": "plain transformer"}),
-        ("test_resnet", dict.fromkeys(("attcat", "tokentm", "attention_flow"), "no attention between tokens")),
-    ],
+    mostly_slow(
+        [
+            ("swin_tiny_patch4_window7_224", {"attention_flow": "pooled or merged", "tokentm": "plain transformer"}),
+            ("xcit_nano_12_p8_224", {"attcat": "none of its layers of attention", "tokentm": "plain transformer"}),
+            ("test_resnet", dict.fromkeys(("attcat", "tokentm", "attention_flow"), "no attention between tokens")),
+        ],
+        "test_resnet",
+        key=lambda value: value[0],
+    ),
 )
 def test_where_they_do_not_work(name, reasons):
     model, images = model_and_images(name, number=1)

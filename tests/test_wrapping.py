@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 import visattn
 from tests.models import model_and_images
+from tests.tiers import mostly_slow
 from visattn.models.wrapper import WRAPPED, WithAttention, plain_name
 from visattn.training.optimisation import create_optimizer
 from visattn.training.settings import Settings
@@ -105,12 +106,16 @@ def test_patch_attention_with_a_block_behind_it():
 
 @pytest.mark.parametrize(
     ("name", "at"),
-    [
-        ("levit_128s", ["stages.0", "stages.1.blocks.0.mlp.ln1"]),
-        ("repvit_m0_9", ["stages.?", "stages.0.blocks.0.token_mixer"]),
-        ("fastvit_t8", ["stages.?"]),
-        ("mobileone_s0", ["stages.?", "stages.1.0"]),
-    ],
+    mostly_slow(
+        [
+            ("levit_128s", ["stages.0", "stages.1.blocks.0.mlp.ln1"]),
+            ("repvit_m0_9", ["stages.?", "stages.0.blocks.0.token_mixer"]),
+            ("fastvit_t8", ["stages.?"]),
+            ("mobileone_s0", ["stages.?", "stages.1.0"]),
+        ],
+        "mobileone_s0",
+        key=lambda value: value[0],
+    ),
 )
 @torch.no_grad()
 def test_reparameterisation_keeps_the_blocks(name, at):

@@ -42,7 +42,9 @@ def as_batch(model: nn.Module, x: Tensor) -> Tensor:
             raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
     with torch.inference_mode(False):
         x = x.clone() if x.is_inference() else x.detach()
-        return x.as_subclass(Tensor).to(like.device, like.dtype)  # whatever library it comes from
+        if type(x).__torch_dispatch__ is Tensor.__torch_dispatch__:  # of another library, but nothing else than numbers
+            x = x.as_subclass(Tensor)
+        return x.to(like.device, like.dtype)
 
 
 def displayable(model: nn.Module, images: Tensor) -> Tensor:
