@@ -365,3 +365,15 @@ def test_what_is_a_map_is_found_out_again_when_weights_or_the_mode_change():
     torch.testing.assert_close(seen(), 1.0001 * distribution, rtol=0, atol=0)
     model.train()
     torch.testing.assert_close(seen(), distribution, rtol=0, atol=0)  # what dropout leaves is none
+
+
+def test_a_capture_can_be_used_again():
+    model, images = small_vit(), torch.rand(2, 3, 32, 32).double()
+    watch = visattn.capture(model)
+    with watch as first:
+        model(images)
+    with watch as outer, watch as inner:
+        model(images)
+    for maps in (outer, inner):
+        assert list(maps) == list(first)
+        assert all(torch.equal(maps[name], first[name]) for name in maps)

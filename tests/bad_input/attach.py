@@ -58,6 +58,13 @@ def vit(at):
 
 
 CASES = [
+    Call("stack in words", attach("se", "layer1", stack="no"), "stack must be True or False, got 'no'", TypeError),
+    Call(
+        "pretrained in words",
+        lambda: visattn.create_model("test_resnet", pretrained="no"),
+        "pretrained must be True or False, got 'no'",
+        TypeError,
+    ),
     Call(
         "pixels for an example",
         attach("se", "layer1", example=torch.zeros(1, 3, 64, 64, dtype=torch.uint8)),

@@ -15,6 +15,8 @@ def attend(*tokens, **options):
 
 
 CASES = [
+    Call("a distribution of another shape", attend(TOKENS, distribution=lambda e: e.sum(-1)), "must keep the shape of"),
+    Call("a distribution of nothing", attend(TOKENS, distribution=lambda e: None), "got NoneType"),
     *(Call(f"{each.__name__} along {dim}", lambda each=each, dim=dim: each(ENERGIES, dim), f"have no axis {dim}")
       for each in (softmax, sigmoid, sparsemax, entmax15, hard) for dim in (2, -3)),
     *(Call(f"{each.__name__} along {dim!r}", lambda each=each, dim=dim: each(ENERGIES, dim), "number of an axis",

@@ -24,6 +24,7 @@ BAD_OPTIONS = [
     ("se", "rd_ratio", float("nan"), "needs rd_ratio to be a number, got nan"),
     ("se", "rd_ratio", "1/16", "needs rd_ratio to be a number, got '1/16'"),
     ("se", "rd_ratio", -1, "rd_ratio must be above zero"),
+    ("cbam", "kernel_size", 99999, "block 'cbam' of 16 channels needs more memory than there is"),
     ("se", "rd_ratio", 1e5, "a bottleneck of 1.6e+06 channels"),
     ("se", "rd_ratio", 1e30, "needs rd_ratio to be at most 1048576, got 1e+30"),
     ("coord", "rd_min", 10**12, "needs rd_min to be at most 1048576"),

@@ -96,6 +96,16 @@ def map_of(name: object) -> object:
 BLACK = np.zeros((64, 64, 3), np.uint8)
 SITE = "heatmap --weights model --image a.png --out site"
 CASES = [
+    Call("balanced in words", lambda: explain(balanced="no"), "needs balanced to be True or False, got 'no'"),
+    Call("balanced by number", lambda: explain(balanced=1), "needs balanced to be True or False, got 1"),
+    Call("a detached function", lambda: explain(target=lambda y: y.detach()[:, 0]), "numbers without gradients"),
+    Call("a complex map", lambda: own_method(MethodResult(torch.ones(1, 3, 3) * 1j)), "must be floating-p", TypeError),
+    Call("a complex vector", lambda: encode(torch.ones(96) * 1j), "must hold real floating-point numbers"),
+    Call(
+        "a nested vector",
+        lambda: encode(torch.nested.nested_tensor([torch.ones(96)], layout=torch.jagged)),
+        "must hold real floating-point numbers",
+    ),
     Call("five maps", lambda: own_method(MethodResult(torch.rand(5, 3, 3))), "1 of them, got (5, 3, 3)"),
     Call("a map too deep", lambda: own_method(MethodResult(torch.rand(1, 1, 3, 3))), "got (1, 1, 3, 3)"),
     Call("a map of nothing", lambda: own_method(MethodResult(torch.rand(1, 0, 0))), "got (1, 0, 0)"),

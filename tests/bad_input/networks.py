@@ -113,7 +113,10 @@ def hooked(register, ask):
 HOOKS = {
     "forward": ("register_forward_hook", "images of 3 x 160 x 160 (KeyError 'mine' in networks.py, line "),
     "forward pre": ("register_forward_pre_hook", "images of 3 x 160 x 160 (KeyError 'mine' in networks.py, line "),
-    "backward": ("register_full_backward_hook", "fails while it is looked into (KeyError 'mine' in networks.py, line "),
+    "backward": (
+        "register_full_backward_hook",
+        "fails while the model is looked into (KeyError 'mine' in networks.py, line ",
+    ),
 }
 
 REFUSALS = [error("boom") for error in (KeyError, IndexError, AttributeError, ZeroDivisionError, AssertionError)]

@@ -62,9 +62,12 @@ def twins(folder: Path) -> None:
     Image.fromarray(np.ones((40, 60), np.uint8)).save(folder / "masks" / "0.png")
 
 
-def blurred(folder: Path) -> None:
-    (folder / "masks").mkdir()
-    Image.fromarray(np.ones((40, 60), np.uint8)).save(folder / "masks" / "a.jpg")
+def blurred(extension: str):
+    def prepare(folder: Path) -> None:
+        (folder / "masks").mkdir()
+        Image.fromarray(np.ones((40, 60), np.uint8)).save(folder / "masks" / f"a.{extension}")
+
+    return prepare
 
 
 def masks(folder: Path) -> None:
@@ -106,7 +109,10 @@ CASES = [
     ),
     Call("a vector is no class", lambda: of_something_else(torch.ones(3)), "the explanation is not about a class"),
     Command(f"{START} --data twins --masks masks", "would have the same mask: rename one of them", prepare=twins),
-    Command(f"{START} --data a.png --masks masks", "is a JPEG, which blurs a mask: save it as PNG", prepare=blurred),
+    Command(
+        f"{START} --data a.png --masks masks", "is a JPEG, which blurs a mask: save it as PNG", prepare=blurred("jpg")
+    ),
+    Command(f"{START} --data a.png --masks masks", "is a WEBP, which blurs a mask", prepare=blurred("webp")),
     Command(f"{START} --data a.png --masks masks", "is about an image of 400 x 600", prepare=boxes(LARGE)),
     Command(f"{START} --data a.png --masks masks", "names no object", prepare=boxes("<html><body/></html>")),
     Command(

@@ -1,5 +1,6 @@
 """Settings of a run that cannot be meant."""
 
+import shutil
 from pathlib import Path
 
 from tests.bad_input.case import Command
@@ -24,6 +25,13 @@ def unreadable(folder: Path) -> None:
         path.write_bytes(b"no image")
 
 
+def unreadable_in_validation(folder: Path) -> None:
+    for split in ("train", "val"):
+        shutil.copytree(folder / "photos", folder / "split" / split)
+    for path in (folder / "split" / "val" / "cat").iterdir():
+        path.write_bytes(b"no image")
+
+
 CASES = [
     Command(f"{RUN} --data folder --root photos --out o", "File exists: 'o'", 1, prepare=dangling),
     Command("train --resume mine --name new", "--name 'new': a resumed run stays in its folder", prepare=run_of_ours),
@@ -33,9 +41,14 @@ CASES = [
     Command(f"{RUN} --root nowhere", "--root 'nowhere': the digits are bundled"),
     Command(f"{RUN} --data folder --root ph\udcff", "is not UTF-8, and cannot be written to config.yaml"),
     Command(
-        f"{RUN} --data folder --root photos --image-size 32 --batch-size 2 --workers 0 --on-bad-image skip",
+        f"{RUN} --data folder --root photos --image-size 32 --batch-size 4 --workers 0 --on-bad-image skip",
         "no training image of class 'cat' can be read",
         prepare=unreadable,
+    ),
+    Command(
+        f"{RUN} --data folder --root split --image-size 32 --batch-size 4 --workers 0 --on-bad-image skip",
+        "no validation image of class 'cat' can be read",
+        prepare=unreadable_in_validation,
     ),
     Command(f"{RUN} --model-options '{{num_classes: 5}}'", "cannot set 'num_classes': it follows from the data"),
     Command(f"{RUN} --model-options '{{pretrained: true}}'", "cannot set 'pretrained': use --pretrained"),

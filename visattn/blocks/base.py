@@ -115,7 +115,14 @@ def create_block(name: str, channels: int, /, **kwargs: Any) -> nn.Module:
     for key, value in options.items():
         if isinstance(value, int | float) and not abs(value) <= LARGEST:
             raise ValueError(f"block {name!r} needs {key} to be at most {LARGEST}, got {shown(value)}")
-    block = factory(width, **options)
+    try:
+        block = factory(width, **options)
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        raise ValueError(
+            f"block {name!r} of {width} channels needs more memory than there is, with {options}"
+        ) from error
     if not isinstance(block, nn.Module):
         raise TypeError(f"block {name!r} is not a module but {type(block).__name__}: its factory must return one")
     _watch_inputs(block, name, width)

@@ -9,7 +9,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from types import NoneType, UnionType
 from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -51,6 +51,8 @@ def checked(init: Init) -> Init:
 
 def numbers(owner: str, function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert arguments to plain numbers where the signature asks for them; anything else raises."""
+    while isinstance(function, partial):
+        function = function.func
     try:
         hints = get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     except (NameError, TypeError):  # written for type checkers only

@@ -157,6 +157,11 @@ class Attention(nn.Module):
         if mask is not None:
             energies = energies.masked_fill(~mask, -torch.inf)
         weights = self.distribution(energies)
+        if not isinstance(weights, Tensor) or weights.shape != energies.shape:
+            got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+            raise ValueError(
+                f"the distribution must keep the shape of the energies, {tuple(energies.shape)}, got {got}"
+            )
         return (weights if gain is None else weights * gain).to(query.dtype)
 
     def head_context(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -44,8 +44,8 @@ def read_annotation(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
     """(H, W): where the objects of an image of this size are.
 
     Args:
-        path: a picture of the same size, where whatever is not black is an object; or boxes in Pascal VOC's XML. JPEG
-            is refused, since it leaves what is not black around every object.
+        path: a picture of the same size, where whatever is not black is an object; or boxes in Pascal VOC's XML. JPEG,
+            WebP and AVIF are refused, since they leave what is not black around every object.
         size: height and width of the image.
     """
     if path.suffix.lower() == ".xml":
@@ -68,8 +68,8 @@ def read_annotation(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
     if picture.shape[:2] != size:
         raise ValueError(f"{str(path)!r} is {times(picture.shape[:2])}, but its image is {times(size)} pixels")
     with Image.open(path) as grey:
-        if grey.format == "JPEG":
-            raise ValueError(f"{str(path)!r} is a JPEG, which blurs a mask: save it as PNG")
+        if grey.format in ("JPEG", "WEBP", "AVIF"):
+            raise ValueError(f"{str(path)!r} is a {grey.format}, which blurs a mask: save it as PNG")
         if grey.mode.startswith("I"):  # 16 bits: a small number would be black in 8
             return np.asarray(grey) != 0
     return np.any(picture, axis=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from visattn.data.augment import training_transform
-from visattn.data.decode import BadImage
+from visattn.data.decode import BadImage, read_image
 from visattn.data.loader import (
     Batch,
     Images,
@@ -30,7 +30,7 @@ from visattn.data.loader import (
     start_worker,
 )
 from visattn.data.preparation import Preparation
-from visattn.data.readers import Files, Source, Split
+from visattn.data.readers import Files, Split
 from visattn.data.shards import StreamSource
 from visattn.data.sources import AnySource
 from visattn.listing import evenly
@@ -80,6 +80,7 @@ class ImageData(LightningDataModule):
         self.workers = workers
         self.skip_bad = on_bad_image == "skip"
         self.bad: set[str] = set()
+        self._readable: dict[str, set[int]] = {"training": set(), "validation": set()}  # classes with such an image
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
 
     @override
@@ -184,21 +185,33 @@ class ImageData(LightningDataModule):
             if message not in self.bad:
                 self.bad.add(message)
                 log.warning("skipped %s", message)
-                self._check_classes()
+                self._check_class(message.partition(": ")[0])
         if len(batch["label"]) == 0:
             raise ValueError(f"no image in a whole batch could be read; the last one was {sorted(self.bad)[-1]}")
         return batch
 
-    def _check_classes(self) -> None:
-        """Fail if no training image of a class can be read."""
-        reader = self.source.train if isinstance(self.source, Source) else None
-        if not isinstance(reader, Files):
-            return
-        bad = {message.partition(": ")[0] for message in self.bad}
-        readable = {label for path, label in zip(reader.paths, reader.labels, strict=True) if path not in bad}
-        for label, name in enumerate(self.source.names):
-            if label not in readable:
-                raise ValueError(f"no training image of class {name!r} can be read: repair them, or remove the class")
+    def _check_class(self, path: str) -> None:
+        """Given an image that cannot be read, fail unless another one of its class and split can be."""
+        for split, labels in self._labels.items():
+            label = labels.get(path)
+            if label is None or label in self._readable[split]:
+                continue
+            if not any(_can_be_read(other) for other, each in labels.items() if each == label):
+                name = self.source.names[label]
+                raise ValueError(f"no {split} image of class {name!r} can be read: repair one, or remove the class")
+            self._readable[split].add(label)
+
+    @cached_property
+    def _labels(self) -> dict[str, dict[str, int]]:
+        """The labels of all files by their path, in both splits."""
+        if isinstance(self.source, StreamSource):
+            return {}
+        readers = {"training": self.source.train, "validation": self.source.val}
+        return {
+            split: dict(zip(reader.paths, reader.labels, strict=True))
+            for split, reader in readers.items()
+            if isinstance(reader, Files)
+        }
 
     @override
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -218,6 +231,14 @@ class ImageData(LightningDataModule):
         if bad:
             more = f"; and {len(bad) - 20} more, named above" if len(bad) > 20 else ""
             log.warning("%d images could not be read and were skipped: %s%s", len(bad), "; ".join(bad[:20]), more)
+
+
+def _can_be_read(path: str) -> bool:
+    try:
+        read_image(path)
+    except BadImage:
+        return False
+    return True
 
 
 def recorded_split(state: Mapping[str, Any]) -> Split | None:

@@ -141,6 +141,8 @@ def class_scores(model: nn.Module, output: Any) -> Tensor | None:
 def vector_of(target: Any, images: int) -> Tensor | None:
     """(images, D) if a target is a vector of floating-point numbers, or one for every image; None if it is not."""
     classes = isinstance(target, list | tuple) and not (target and all(isinstance(each, float) for each in target))
+    if isinstance(target, Tensor) and (target.is_complex() or target.is_quantized or target.is_nested):
+        raise ValueError("the target vector must hold real floating-point numbers, one after the other")
     try:
         vector = None if isinstance(target, str | int) or classes else torch.as_tensor(target)
     except (TypeError, ValueError, RuntimeError):

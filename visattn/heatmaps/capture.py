@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -168,8 +169,7 @@ def _matches(wanted: str | int, name: str, number: int, total: int | None) -> bo
     return number == wanted or (total is not None and number - total == wanted)
 
 
-@contextmanager
-def capture(model: nn.Module, layers: str | int | Sequence[str | int] | None = None) -> Iterator[Maps]:
+def capture(model: nn.Module, layers: str | int | Sequence[str | int] | None = None) -> Capture:
     """Keep every attention matrix of the last forward pass inside the block.
 
     The output does not change, fused attention stays on, and nothing of the model is touched; passes of other threads
@@ -201,6 +201,26 @@ def capture(model: nn.Module, layers: str | int | Sequence[str | int] | None = N
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"capture watches a model, an nn.Module, got {type(model).__name__}")
+    return Capture(model, layers)
+
+
+class Capture(AbstractContextManager[Maps]):
+    """What :func:`capture` returns: for any number of ``with`` statements, each with maps of its own."""
+
+    def __init__(self, model: nn.Module, layers: str | int | Sequence[str | int] | None) -> None:
+        self._arguments = (model, layers)
+        self._open: list[AbstractContextManager[Maps]] = []
+
+    def __enter__(self) -> Maps:
+        self._open.append(_watching(*self._arguments))
+        return self._open[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._open.pop().__exit__(*error)
+
+
+@contextmanager
+def _watching(model: nn.Module, layers: str | int | Sequence[str | int] | None) -> Iterator[Maps]:
     maps = Maps(LayerChoice(layers, model))
     ran = False
 

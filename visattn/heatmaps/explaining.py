@@ -205,6 +205,8 @@ def _checked(method: str, result: Any, images: int) -> MethodResult:
     """What a method returned; anything but a map for every image raises."""
     if not isinstance(result, MethodResult) or not isinstance(result.maps, Tensor):
         raise TypeError(f"method {method!r} must return a MethodResult with maps, got {shown(result)}")
+    if result.maps.is_meta or not result.maps.is_floating_point():
+        raise TypeError(f"maps of method {method!r} must be floating-point numbers, got {result.maps.dtype}")
     shape = tuple(result.maps.shape)
     if len(shape) != 3 or shape[0] != images or 0 in shape:
         raise ValueError(f"method {method!r} must return maps (images, height, width), {images} of them, got {shape}")

@@ -72,5 +72,5 @@ def refusals_explained(model: nn.Module, images: Tensor, advice: str = "") -> It
             size = times(images.shape[1:])
             raise ValueError(f"the model does not take images of {size} ({why_refused(refusal)}){advice}") from error
         if is_of_others(error) and not isinstance(error, TypeError | ValueError):  # a hook for gradients, say
-            raise ValueError(f"the model fails while it is looked into ({why_refused(error)})") from error
+            raise ValueError(f"something fails while the model is looked into ({why_refused(error)})") from error
         raise

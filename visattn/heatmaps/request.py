@@ -90,6 +90,8 @@ class Request:
         for name, module in self.model.named_modules():
             if ".quantized" in type(module).__module__:  # torch would leave its part of the gradient out
                 raise ValueError(f"{name!r} is quantised, and has no gradients: choose a method that needs none")
+        if not rows.requires_grad and self.aim.function is not None:
+            raise ValueError("the target function, or the model, returns numbers without gradients (no_grad, detach)")
         if not rows.requires_grad:
             raise ValueError("the model computes without gradients (no_grad, detach): choose a method that needs none")
         return self.aim.numbers(rows, self.target).sum()

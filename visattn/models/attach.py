@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks import create_block
+from visattn.core.arguments import yes_or_no
 from visattn.models.arguments import PLACEMENT
 from visattn.models.image_shape import ImageShape
 from visattn.models.layout import Place
@@ -115,6 +116,7 @@ def attach_at(
 ) -> nn.Module:
     """Attach a block with its options at each of these places; ``entry`` is the module that is given the image."""
     check_init(init)
+    yes_or_no(stack=stack)
     if isinstance(block, nn.Module):
         raise TypeError(
             "every place needs a block of its own: give a name or a class, not a block that is already built"

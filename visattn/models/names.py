@@ -19,7 +19,7 @@ from torch import nn
 
 from visattn.blocks import block_info, list_blocks
 from visattn.blocks.base import RESERVED
-from visattn.core.arguments import whole
+from visattn.core.arguments import whole, yes_or_no
 from visattn.hard.glimpses import PREFIX, GlimpseNetwork, glimpse_config
 from visattn.hard.ram import RAM
 from visattn.hard.scout import Scout
@@ -127,6 +127,7 @@ def create_model(
         **timm_kwargs: for ``timm.create_model``; for a ``glimpse_`` model also ``glimpses``, ``glimpse_size`` (the
             backbone's own size unless given) and the options of :class:`~visattn.hard.scout.Scout`.
     """
+    yes_or_no(pretrained=pretrained)
     _check_arguments(name, init, attn_options, timm_kwargs)
     for key, least in (("num_classes", 0), ("in_chans", 1)):
         if timm_kwargs.get(key) is not None:
