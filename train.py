@@ -13,11 +13,11 @@ cloning the repository, use ``visattn train`` instead.
 import os
 import sys
 
-from visattn_command import check_folder, draw_to_files, leaving_at_once
+from visattn_command import check_environment, check_folder, leaving_at_once
 
 if __name__ == "__main__":
     check_folder("train.py")
-    draw_to_files()
+    check_environment("train.py")
     with leaving_at_once(b"stopped before training began: nothing to save\n"):
         from visattn.missing import MissingPackage, saying_what_to_install
 

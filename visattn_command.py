@@ -36,15 +36,21 @@ def check_folder(prog: str) -> None:
         sys.exit(f"{prog}: the current folder is not there any more: change to another one")
 
 
-def draw_to_files() -> None:
-    """Have matplotlib draw without a window, whatever the environment says: a wrong word there stops the import."""
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # which Lightning reads while it is imported
+
+
+def check_environment(prog: str) -> None:
+    """End with a word if a variable would stop an import, and have matplotlib draw without a window."""
+    for name in RANKS:
+        if not os.environ.get(name, "0").isdecimal():
+            sys.exit(f"{prog}: the environment variable {name} is no number: {os.environ[name]!r}")
     os.environ["MPLBACKEND"] = "agg"
 
 
 def main() -> int:
     """Import the command and run it."""
     check_folder("visattn")
-    draw_to_files()
+    check_environment("visattn")
     with leaving_at_once():
         from visattn.cli import main as command
 

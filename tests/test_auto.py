@@ -52,9 +52,7 @@ def test_the_method_of_every_kind_is_the_winner_of_the_table():
     assert {*best} == {*CHOICES} - {"models that take glimpses"}
     for kind, (name, _) in best.items():
         choice = CHOICES[kind][0]
-        words = [choice.method, *(["of log p"] if choice.of == "log_probability" else [])]
-        words += ["balanced"] if choice.options.get("balanced") else []
-        assert name == ", ".join(words), kind
+        assert name == str(choice), kind
         assert not METHODS[choice.method].slow
 
 

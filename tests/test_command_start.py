@@ -56,20 +56,25 @@ def test_a_folder_that_was_deleted(tmp_path, script):
 
 
 @pytest.mark.parametrize("script", ["train.py", "visattn_command.py"])
-def test_a_backend_that_does_not_exist(tmp_path, script):
-    code = f"import os, sys, runpy; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['visattn', 'train', '--nonsense']; "
-    code += f"runpy.run_path({str(ROOT / script)!r}, run_name='__main__')"
+@pytest.mark.parametrize(
+    ("variable", "code", "said"),
+    [("MPLBACKEND", 2, "nonsense"), ("LOCAL_RANK", 1, "LOCAL_RANK is no number: 'foo'")],
+)
+def test_an_environment_that_makes_no_sense(tmp_path, script, variable, code, said):
+    run = f"import os, sys, runpy; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['visattn', 'train', '--nonsense']; "
+    run += f"runpy.run_path({str(ROOT / script)!r}, run_name='__main__')"
     ended = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", run],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "MPLBACKEND": "foo"},
+        env={**os.environ, variable: "foo"},
     )
-    assert ended.returncode == 2
+    assert ended.returncode == code
     assert "Traceback" not in ended.stderr
+    assert said in ended.stderr
 
 
 def test_a_closed_stdout(monkeypatch):

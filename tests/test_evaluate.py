@@ -386,5 +386,8 @@ def test_the_pointing_game_of_quantus_agrees():
 
 def test_methods_of_many_passes_must_be_named():
     model, images = timm.create_model("test_resnet", num_classes=2), torch.rand(1, 3, 64, 64)
-    assert not {"rise", "occlusion", "smoothgrad", "scorecam"} & set(evaluate(model, images, metrics="cost").methods)
+    found = evaluate(model, images, metrics="cost")
+    assert not {"rise", "occlusion", "smoothgrad", "scorecam"} & set(found.methods)
+    assert found.methods[0] == "auto"
+    assert "; auto is sharp_gradcam, of log p, balanced;" in str(found)
     assert "occlusion" in evaluate(model, images, "occlusion", "cost").methods

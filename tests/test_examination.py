@@ -49,10 +49,12 @@ def test_the_same_as_explain(model):
 
 def test_balanced_and_signed_as_explain(model):
     x = own_preparation(model).batch([pixels()])
-    (finding,) = visattn.examine(model, pixels(), ["attcat", "rollout"], target=1, balanced=True, signed=True).findings
+    found = visattn.examine(model, pixels(), ["attcat", "rollout"], target=1, balanced=True, signed=True)
+    (finding,) = found.findings
     expected = visattn.explain(model, x, "attcat", 1, balanced=True, signed=True).heatmap[0].numpy()
     np.testing.assert_array_equal(finding.heatmaps["attcat"], expected)
     assert [view.signed for view in finding.subject.views] == [True, False]
+    assert found.left_out == (("the sign of rollout", "its maps have none"),)
     assert finding.subject.views[0].heatmap.min() < 0
 
 

@@ -128,6 +128,12 @@ def test_a_new_run_never_overwrites_an_old_one(undrawn):
     assert checkpoint(undrawn / "runs" / "test_resnet_eca-digits")["epoch"] == 0
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_the_pictures_of_other_precisions(elsewhere, precision):
+    run("--name", "other", "--epochs", 1, "--precision", precision)
+    assert (elsewhere / "runs" / "other" / "heatmaps.png").is_file()
+
+
 def test_a_complete_run_says_so_and_keeps_its_settings(undrawn, capsys):
     run("--name", "done", "--epochs", 1)
     before = (undrawn / "runs" / "done" / "config.yaml").read_text()

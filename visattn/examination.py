@@ -205,6 +205,8 @@ def _arguments(
             continue
         choice = best if best is not None and name == AUTO else Choice(name)
         method = METHODS[choice.method]
+        if signed and not method.signed:
+            leave_out(f"the sign of {choice.method}", "its maps have none")
         found[choice.method] = {
             "of": of or choice.of,
             "signed": signed and method.signed,

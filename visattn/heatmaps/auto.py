@@ -32,6 +32,15 @@ class Choice:
     options: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
 
+    def __str__(self) -> str:
+        """As tables have it.
+
+        >>> str(Choice("gradcam", of="log_probability", options={"balanced": True}))
+        'gradcam, of log p, balanced'
+        """
+        of = ["of log p"] if self.of == "log_probability" else []
+        return ", ".join([self.method, *of, *(name for name, value in self.options.items() if value is True)])
+
 
 def takes_glimpses(model: nn.Module, images: Tensor) -> bool:
     """Whether the model itself says where it looks."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import nn
 
 from visattn.core.arguments import Device, at_least_one, checked_seed, list_of_names, whole, yes_or_no
-from visattn.heatmaps import METHODS, fitting_methods, list_methods
+from visattn.heatmaps import METHODS, best_method, fitting_methods, list_methods
 from visattn.heatmaps.methods.base import AUTO, check_method
 from visattn.heatmaps.targets import Class
 from visattn.listing import shown
@@ -57,8 +57,8 @@ def evaluate(
     Args:
         model: the folder of a run, one of its checkpoints, or a classifier, timm's or yours.
         data: ``"digits"`` (which come with masks), files and folders, or normalised tensors (B, C, H, W).
-        methods: see :func:`visattn.list_methods`; all quick ones that fit unless given. To compare options of a method,
-            give a dictionary of names and arguments of :func:`visattn.explain`:
+        methods: see :func:`visattn.list_methods`; ``auto`` and all quick ones that fit unless given. To compare options
+            of a method, give a dictionary of names and arguments of :func:`visattn.explain`:
             ``{"last": {"method": "gradcam"}, "third": {"method": "gradcam", "layer": "layer3"}}``.
         metrics: names of scores or of their kinds: ``faithfulness``, ``localisation``, ``sanity``, ``cost``, ``all``.
         masks: where objects are: a folder with pictures or Pascal VOC's XML, or a tensor (B, H, W).
@@ -100,7 +100,10 @@ def evaluate(
     black = None if prepared is None else black_of(prepared)
     engine = Engine(trained.model, pictures.inputs, target, black=black, batch_size=batch_size, seed=seed, track=track)
     scorer = Scorer(trained.model, pictures, engine, fill, steps, seed, wanted, named, leave_out)
-    scorer.explain(_fitting(trained.model, pictures, asked, balanced, leave_out), track)
+    arguments = _fitting(trained.model, pictures, asked, balanced, leave_out)
+    is_auto = any(each["method"] == AUTO for each in arguments.values())
+    auto = {AUTO: str(best_method(trained.model, pictures.inputs[:1]))} if is_auto else {}
+    scorer.explain(arguments, track)
     if not scorer.rankings.keys() - (set(BASELINES) - (asked or {}).keys()):
         raise ValueError(f"none of the methods could be scored ({_reasons(left_out)})")
     for kind in (scorer.faithfulness, scorer.localisation, scorer.mosaics, scorer.sanity, scorer.cost):
@@ -120,7 +123,7 @@ def evaluate(
         heatmaps=scorer.heatmaps,
         settings={
             "images": len(engine), "fill": fill, "steps": steps, "seed": seed, "balanced": balanced,
-            "target": "predicted" if target is None else "given", "weights": trained.weights,
+            "target": "predicted" if target is None else "given", **auto, "weights": trained.weights,
         },
         left_out=tuple(left_out),
     )  # fmt: skip
@@ -162,7 +165,8 @@ def _fitting(
     """The methods to score and their arguments, in order, with the baselines at the end."""
     example = pictures.inputs[:1]
     if asked is None:
-        chosen = {name: {"method": name} for name in list_methods(model, example) if not METHODS[name].slow}
+        quick = [name for name in list_methods(model, example) if not METHODS[name].slow]
+        chosen = {name: {"method": name} for name in (AUTO, *quick)}
     else:
         names = {each["method"] for each in asked.values()} - {AUTO}
         reasons = fitting_methods(model, example, names).reasons

@@ -118,7 +118,9 @@ class Evaluation:
 
     @property
     def _legend(self) -> str:
-        said = ", ".join(f"{key} {value}" for key, value in self.settings.items() if key != "weights")
+        said = ", ".join(f"{key} {value}" for key, value in self.settings.items() if key not in ("auto", "weights"))
+        if "auto" in self.settings:
+            said += f"; auto is {self.settings['auto']}"
         if self.settings["images"] < FEWEST:
             return f"{said}; too few images to say what is better than chance"
         known = ", ".join(name for name in BASELINES if name in self.methods)

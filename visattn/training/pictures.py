@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from visattn.data.datamodule import Examples, ImageData
 from visattn.heatmaps import Explanation, HasFixations, explain, on_mask
+from visattn.heatmaps.inputs import as_batch
 from visattn.modules import evaluating
 from visattn.report.curves import draw_confusion, draw_curves, read_confusion
 from visattn.report.heatmaps import Answer, draw_heatmaps
@@ -56,7 +57,7 @@ def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dic
             folder / "confusion.png", read_confusion(confusion), data.source.names, f"{name}, validation images"
         )
     examples = data.examples(SHOWN)
-    inputs = _inputs(examples, data)
+    inputs = as_batch(model, _inputs(examples, data))  # in the precision of the run
     try:
         explanation = explain(model, inputs)
     except ValueError:
@@ -100,7 +101,7 @@ def _draw_fixations(
 
 def _answers(model: nn.Module, inputs: Tensor, examples: Examples, names: Sequence[str]) -> list[Answer]:
     with evaluating(model), torch.no_grad():
-        probabilities = model(inputs).softmax(1)
+        probabilities = model(inputs).float().softmax(1)
     return [
         Answer(names[label], names[int(row.argmax())], float(row.max()))
         for label, row in zip(examples.labels, probabilities, strict=True)
