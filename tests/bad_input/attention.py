@@ -3,7 +3,19 @@
 import torch
 
 from tests.bad_input.case import Call
-from visattn.core import Attention, entmax15, hard, scopes, scores, sigmoid, softmax, sparsemax
+from visattn.core import (
+    Attention,
+    MultiHeadAttention,
+    ParallelCoAttention,
+    entmax15,
+    hard,
+    scopes,
+    scores,
+    sigmoid,
+    softmax,
+    sparsemax,
+)
+from visattn.hard import RAM, glimpse
 
 TOKENS = torch.randn(2, 5, 8)
 SPLIT = TOKENS[:, None]
@@ -15,6 +27,13 @@ def attend(*tokens, **options):
 
 
 CASES = [
+    Call("keys too wide for heads", lambda: MultiHeadAttention(8, heads=2)(TOKENS, torch.rand(2, 4, 9)), "got 8 and 9"),
+    Call("other images", lambda: ParallelCoAttention(8, 6)(TOKENS, torch.rand(3, 4, 6)), "the batches do not fit"),
+    Call("too many scales", lambda: glimpse(torch.rand(1, 1, 8, 8), torch.zeros(1, 1, 2), size=4, scales=100), "wide"),
+    Call("a glimpse for other images", lambda: glimpse(torch.rand(2, 1, 8, 8), torch.zeros(3, 2), size=4),
+         "locations (B, G, 2), got (2, 1, 8, 8) and (3, 2)"),
+    Call("RAM of too many scales", lambda: RAM(scales=60, size=4), "60 scales is wider than 8192 pixels"),
+    Call("RAM of large glimpses", lambda: RAM(size=10**6), "is wider than 8192 pixels"),
     Call("a distribution of another shape", attend(TOKENS, distribution=lambda e: e.sum(-1)), "must keep the shape of"),
     Call("a distribution of nothing", attend(TOKENS, distribution=lambda e: None), "got NoneType"),
     *(Call(f"{each.__name__} along {dim}", lambda each=each, dim=dim: each(ENERGIES, dim), f"have no axis {dim}")

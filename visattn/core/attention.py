@@ -41,6 +41,35 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float, 
     return context[..., :width] if missing > 0 else context
 
 
+def check_tokens(query_dim: int, key_dim: int, **tokens: Tensor) -> None:
+    """Raise unless queries and keys are floating-point tensors of the right width, in one place.
+
+    Args:
+        query_dim, key_dim: how many features they must have.
+        **tokens: ``query``, ``key`` and, if there is one, ``value``.
+    """
+    query = tokens["query"]
+    for name, each in tokens.items():
+        dense = isinstance(each, Tensor) and each.layout is torch.strided and not each.is_nested
+        if not dense or each.ndim < 2:
+            got = tuple(each.shape) if dense else type(each).__name__
+            raise TypeError(f"{name} is a tensor (..., tokens, features), got {got}")
+        if not each.is_floating_point():
+            raise TypeError(f"{name} is a tensor of floating-point numbers, got {each.dtype}")
+        if each.device != query.device:
+            raise ValueError(f"the query is on {query.device}, but the {name} on {each.device}")
+        if each.dtype != query.dtype and not torch.is_autocast_enabled(query.device.type):
+            raise TypeError(f"the query is of {query.dtype}, but the {name} of {each.dtype}")
+        sizes = zip(query.shape[-3::-1], each.shape[-3::-1], strict=False)  # of the batch, from the right
+        if any(ours != theirs and 1 not in (ours, theirs) for ours, theirs in sizes):
+            raise ValueError(f"the batches do not fit: query {tuple(query.shape)}, {name} {tuple(each.shape)}")
+    widths = query.shape[-1], tokens["key"].shape[-1]
+    if widths != (query_dim, key_dim):
+        raise ValueError(
+            f"built for queries of {query_dim} and keys of {key_dim} features, got {widths[0]} and {widths[1]}"
+        )
+
+
 def _check_bias(bias: Tensor) -> None:
     """Raise for what is no bias: a mask of booleans would be added as zeros and ones."""
     if not isinstance(bias, Tensor) or not bias.is_floating_point():
@@ -117,32 +146,8 @@ class Attention(nn.Module):
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
         """The attention weights (..., heads, Nq, Nk)."""
-        self._check(query=query, key=key)
+        check_tokens(self.query_dim, self.key_dim, query=query, key=key)
         return self.head_weights(split_heads(query, self.heads), split_heads(key, self.heads))
-
-    def _check(self, **tokens: Tensor) -> None:
-        """Raise unless queries and keys are floating-point tensors of the right width, in one place."""
-        query = tokens["query"]
-        for name, each in tokens.items():
-            dense = isinstance(each, Tensor) and each.layout is torch.strided and not each.is_nested
-            if not dense or each.ndim < 2:
-                got = tuple(each.shape) if dense else type(each).__name__
-                raise TypeError(f"{name} is a tensor (..., tokens, features), got {got}")
-            if not each.is_floating_point():
-                raise TypeError(f"{name} is a tensor of floating-point numbers, got {each.dtype}")
-            if each.device != query.device:
-                raise ValueError(f"the query is on {query.device}, but the {name} on {each.device}")
-            if each.dtype != query.dtype and not torch.is_autocast_enabled(query.device.type):
-                raise TypeError(f"the query is of {query.dtype}, but the {name} of {each.dtype}")
-            sizes = zip(query.shape[-3::-1], each.shape[-3::-1], strict=False)  # of the batch, from the right
-            if any(ours != theirs and 1 not in (ours, theirs) for ours, theirs in sizes):
-                raise ValueError(f"the batches do not fit: query {tuple(query.shape)}, {name} {tuple(each.shape)}")
-        widths = query.shape[-1], tokens["key"].shape[-1]
-        if widths != (self.query_dim, self.key_dim):
-            raise ValueError(
-                f"built for queries of {self.query_dim} and keys of {self.key_dim} features, "
-                f"got {widths[0]} and {widths[1]}"
-            )
 
     def head_weights(self, query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:
         """The weights (..., heads, Nq, Nk) of queries and keys that are already split, (..., heads, N, d).
@@ -210,7 +215,7 @@ class Attention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
-        self._check(query=query, key=key, value=value)
+        check_tokens(self.query_dim, self.key_dim, query=query, key=key, value=value)
         if value.shape[-1] % self.heads:
             raise ValueError(f"{self.heads} heads do not divide values of {value.shape[-1]} features")
         if key.shape[-2] != value.shape[-2]:

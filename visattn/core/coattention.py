@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import Device, DType, checked
-from visattn.core.attention import Attention
+from visattn.core.attention import Attention, check_tokens
 from visattn.core.distributions import softmax
 from visattn.core.scores import Additive
 
@@ -130,6 +130,7 @@ class ParallelCoAttention(_CoAttention):
 
     def forward(self, a: Tensor, b: Tensor) -> CoContext:
         """Contexts (..., a_dim) and (..., b_dim) with their weights."""
+        check_tokens(self.a_dim, self.b_dim, query=a, key=b)
         if self.grain == "fine":
             return self.affinity(a, b)
         context_a, weights_a = _attend(self.over_a, b.mean(-2, keepdim=True), a)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import Device, DType, checked, positive
-from visattn.core.attention import Attention
+from visattn.core.attention import Attention, check_tokens
 from visattn.core.distributions import Distribution, as_distribution
 from visattn.core.scopes import Scope
 from visattn.core.scores import Additive, Score
@@ -67,12 +67,18 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """What x (..., Nq, dim) collects from the context (..., Nk, context_dim), or from itself."""
-        context = x if context is None else context
+        context = self._context(x, context)
         return self.out(self.attend(self.query(x), self.key(context), self.value(context)))
 
     def attention(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The weights (..., heads, Nq, Nk)."""
-        return self.attend.weights(self.query(x), self.key(x if context is None else context))
+        return self.attend.weights(self.query(x), self.key(self._context(x, context)))
+
+    def _context(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """What is attended to."""
+        context = x if context is None else context
+        check_tokens(self.query.in_features, self.key.in_features, query=x, key=context)
+        return context
 
 
 class AttentionPool(nn.Module):

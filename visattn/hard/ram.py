@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from visattn.core.arguments import checked
 from visattn.core.precision import precise
-from visattn.hard.sensor import glimpse
+from visattn.hard.sensor import check_glimpse, glimpse
 from visattn.policy import Decision, DecisionModule
 from visattn.registry import suggest
 
@@ -91,6 +91,7 @@ class RAM(DecisionModule):
         for name, value in counts.items():
             if value < 1:
                 raise ValueError(f"ram needs {name} of at least one, got {value}")
+        check_glimpse(size, scales)
         if num_classes < 2:
             raise ValueError(f"ram needs two or more classes, got {num_classes}")
         if not sigma > 0:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+WIDEST = 2**13  # pixels of a side
+
 
 def glimpse(images: Tensor, locations: Tensor, *, size: int, scales: int = 1) -> Tensor:
     """Extract patches around locations, each scale twice as wide as the previous one and averaged to the same size.
@@ -31,8 +33,10 @@ def glimpse(images: Tensor, locations: Tensor, *, size: int, scales: int = 1) ->
     tensor([[2., 3.],
             [6., 7.]])
     """
-    if size < 1 or scales < 1:
-        raise ValueError(f"a glimpse needs size and scales of at least one, got {size} and {scales}")
+    check_glimpse(size, scales)
+    if images.ndim != 4 or locations.ndim != 3 or locations.shape[::2] != (len(images), 2):
+        shapes = f"{tuple(images.shape)} and {tuple(locations.shape)}"
+        raise ValueError(f"a glimpse needs images (B, C, H, W) and locations (B, G, 2), got {shapes}")
     height, width = images.shape[-2:]
     dtype = torch.promote_types(images.dtype, torch.float32)  # half precision cannot resolve pixels of a large image
     sides = [size * 2**scale for scale in range(scales)]
@@ -45,6 +49,16 @@ def glimpse(images: Tensor, locations: Tensor, *, size: int, scales: int = 1) ->
         for side, patch in zip(sides, seen.split([side**2 for side in sides], -1), strict=True)
     ]
     return torch.stack(patches, 1).permute(0, 3, 1, 2, 4, 5).to(images.dtype)  # from (B, scales, C, G, size, size)
+
+
+def check_glimpse(size: int, scales: int) -> None:
+    """Raise if there can be no such glimpse: too small, or larger than any image."""
+    if size < 1 or scales < 1:
+        raise ValueError(f"a glimpse needs size and scales of at least one, got {size} and {scales}")
+    if size > WIDEST or scales > WIDEST or size * 2 ** (scales - 1) > WIDEST:
+        raise ValueError(
+            f"a glimpse of size {size:.3g} and {scales:.3g} scales is wider than {WIDEST} pixels: too wide"
+        )
 
 
 def _offsets(side: int, device: torch.device, dtype: torch.dtype) -> Tensor:
