@@ -29,7 +29,7 @@ block was attached to the stages and to the residual blocks: the output stayed b
 the gains and a second one changed the blocks' own weights, and `visattn.detach` restored the original model. The last
 column but one is the heatmap method that `auto` chose ([which, and why](truth.md)), which ran without objection.
 
-| family | model | stages | residual blocks | layout | `auto` | result |
+| family | model | stages | residual blocks | layout | auto | result |
 |---|---|---|---|---|---|---|
 """
 

@@ -54,7 +54,8 @@ def test_balanced_and_signed_as_explain(model):
     expected = visattn.explain(model, x, "attcat", 1, balanced=True, signed=True).heatmap[0].numpy()
     np.testing.assert_array_equal(finding.heatmaps["attcat"], expected)
     assert [view.signed for view in finding.subject.views] == [True, False]
-    assert found.left_out == (("the sign of rollout", "its maps have none"),)
+    with pytest.raises(ValueError, match="the maps of 'rollout' and 'chefer' have no sign"):
+        visattn.examine(model, pixels(), ["rollout", "chefer"], signed=True)
     assert finding.subject.views[0].heatmap.min() < 0
 
 

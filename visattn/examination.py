@@ -16,7 +16,7 @@ from visattn.core.arguments import at_least_one, yes_or_no
 from visattn.heatmaps import METHODS, Explanation, attention_heads, best_method, fitting_methods
 from visattn.heatmaps.aim import Aim
 from visattn.heatmaps.auto import Choice
-from visattn.heatmaps.explaining import MethodList
+from visattn.heatmaps.explaining import MethodList, check_signs
 from visattn.heatmaps.findings import Examiner, Question, classes_of
 from visattn.heatmaps.methods.base import AUTO, check_method
 from visattn.heatmaps.targets import resolve
@@ -205,8 +205,6 @@ def _arguments(
             continue
         choice = best if best is not None and name == AUTO else Choice(name)
         method = METHODS[choice.method]
-        if signed and not method.signed:
-            leave_out(f"the sign of {choice.method}", "its maps have none")
         found[choice.method] = {
             "of": of or choice.of,
             "signed": signed and method.signed,
@@ -215,6 +213,8 @@ def _arguments(
         }
         if choice.reason:
             reasons[choice.method] = choice.reason
+    if signed and found:
+        check_signs(found)
     return found, reasons
 
 

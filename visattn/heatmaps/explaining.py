@@ -194,11 +194,16 @@ def best_method(model: nn.Module, x: Tensor) -> Choice:
 
 def _check(choice: Choice, signed: bool, options: dict[str, Any]) -> dict[str, Any]:
     """The options as plain numbers; what the method does not have raises."""
-    method = METHODS[choice.method]
-    if signed and not method.signed:
+    if signed:
+        check_signs([choice.method])
+    return METHODS[choice.method].check_options(choice.method, options)
+
+
+def check_signs(methods: Iterable[str]) -> None:
+    """Raise if the maps of none of these methods have a sign."""
+    if not any(METHODS[name].signed for name in methods):
         having = ", ".join(name for name in METHODS if METHODS[name].signed)
-        raise ValueError(f"the maps of {choice.method!r} have no sign: choose one of {having}")
-    return method.check_options(choice.method, options)
+        raise ValueError(f"the maps of {' and '.join(map(repr, methods))} have no sign: choose one of {having}")
 
 
 def _checked(method: str, result: Any, images: int) -> MethodResult:
