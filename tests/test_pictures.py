@@ -8,7 +8,7 @@ from visattn.report.figures import DPI, overlay
 from visattn.report.fonts import drawable, fonts_for
 from visattn.report.heatmaps import Answer
 from visattn.report.paths import draw_fixations, draw_paths
-from visattn.report.sheets import Sheet, draw_channels, draw_comparison, draw_grid, draw_strip
+from visattn.report.sheets import Sheet, _captions, draw_channels, draw_comparison, draw_grid, draw_strip
 from visattn.report.views import Channels, Fixations, Relation, Subject, View
 from visattn.training.record import _write_rows
 
@@ -341,3 +341,13 @@ def test_confusion_is_read_as_it_is_written(tmp_path):
     names = ["a, b", 'quoted "c"']
     _write_rows(tmp_path / "confusion.csv", [["truth", *names], [names[0], 3, 1], [names[1], 0, 4]])
     assert read_confusion(tmp_path / "confusion.csv").tolist() == [[3, 1], [0, 4]]
+
+
+def test_captions_are_whole_lines():
+    score = "removing the brightest 10 % raises the answer from 95 % to 96 %; a random 10 %: 96 %"
+    view = View("m", spot((8, 8)), note="layer2, of log p, balanced", target="class 2 95%", score=score)
+    lines = _captions(view, 27)
+    assert lines[:2] == ["class 2 95%", "layer2, of log p, balanced"]
+    assert all(len(line) <= 27 and not line.startswith("%") for line in lines)
+    assert " ".join(lines[2:]).replace("\N{NO-BREAK SPACE}", " ") == score
+    assert _captions(View("m", spot((8, 8)), note="layer2", target="cat 9%"), 27) == ["cat 9%; layer2"]

@@ -140,8 +140,11 @@ def _comparison(
 
 def _captions(view: View, letters: int) -> list[str]:
     """The lines below a heatmap: what it explains and where it comes from, and its score."""
-    about = "; ".join(filter(None, (view.target, view.note)))
-    return [*([fit(about, letters)] if about else []), *textwrap.wrap(view.score, letters)]
+    about = [each for each in (view.target, view.note) if each]
+    if len("; ".join(about)) <= letters:
+        about = ["; ".join(about)] if about else []
+    score = view.score.replace(" %", "\N{NO-BREAK SPACE}%")  # no line begins with the sign
+    return [*(fit(each, letters) for each in about), *textwrap.wrap(score, letters)]
 
 
 def draw_grid(
