@@ -192,7 +192,8 @@ def test_the_bundled_digits_come_before_a_folder_of_that_name(tmp_path, monkeypa
     model = timm.create_model("test_resnet", num_classes=10)
     found = evaluate(model, "digits", "edge", "pointing", number=2)
     assert found.names == ("digit 0", "digit 1")
-    assert dict(found.left_out)["the folder 'digits'"].endswith("write './digits' for the folder")
+    with pytest.raises(ValueError, match="no images to score"):
+        evaluate(model, "./digits", "edge", "srg")
 
 
 def test_metrics_by_kind():

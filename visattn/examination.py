@@ -198,8 +198,7 @@ def _arguments(
     best = best_method(trained.model, example) if AUTO in methods else None
     for name in methods:
         if best is not None and name == best.method:
-            leave_out(name, "is what auto shows, with the options that scored best")
-            continue
+            continue  # auto shows it, with the options that scored best
         if name in fitting.reasons:
             leave_out(name, f"does not apply to {trained.name}: {fitting.reasons[name]}")
             continue

@@ -16,8 +16,9 @@ def run_of_ours(folder: Path) -> None:
     """What a resumed run reads first."""
     (folder / "mine" / "checkpoints").mkdir(parents=True)
     (folder / "mine" / "checkpoints" / "last.ckpt").write_bytes(b"")
-    (folder / "mine" / "config.yaml").write_text("model: test_resnet\nname: null\nout: runs\n")
+    (folder / "mine" / "config.yaml").write_text("model: test_resnet\nname: mine\nout: elsewhere\n")
     (folder / "other.yaml").write_text("name: other\n")
+    (folder / "plain.yaml").write_text("name: null\nout: runs\n")  # as bundled settings have it
 
 
 def unreadable(folder: Path) -> None:
@@ -33,6 +34,9 @@ def unreadable_in_validation(folder: Path) -> None:
 
 
 CASES = [
+    Command(
+        "train --resume mine --config plain.yaml", "is not a whole checkpoint: it ends too early", prepare=run_of_ours
+    ),
     Command(f"{RUN} --data folder --root photos --out o", "File exists: 'o'", 1, prepare=dangling),
     Command("train --resume mine --name new", "--name 'new': a resumed run stays in its folder", prepare=run_of_ours),
     Command("train --resume mine --out o", "--out 'o': a resumed run stays in its folder", prepare=run_of_ours),

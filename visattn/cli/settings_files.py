@@ -94,5 +94,5 @@ def check_stays(settings: Settings) -> None:
         return
     own = _read_config(config)
     for key in ("name", "out"):
-        if (value := getattr(settings, key)) != own.get(key, value):
+        if (value := getattr(settings, key)) not in (getattr(Settings, key), own.get(key, value)):
             raise ValueError(f"--{key} {value!r}: a resumed run stays in its folder, {str(config.parent)!r}")

@@ -56,7 +56,8 @@ def evaluate(
 
     Args:
         model: the folder of a run, one of its checkpoints, or a classifier, timm's or yours.
-        data: ``"digits"`` (which come with masks), files and folders, or normalised tensors (B, C, H, W).
+        data: ``"digits"``, the bundled ones, which come with masks (``"./digits"`` is a folder of yours); files and
+            folders; or normalised tensors (B, C, H, W).
         methods: see :func:`visattn.list_methods`; ``auto`` and all quick ones that fit unless given. To compare options
             of a method, give a dictionary of names and arguments of :func:`visattn.explain`:
             ``{"last": {"method": "gradcam"}, "third": {"method": "gradcam", "layer": "layer3"}}``.

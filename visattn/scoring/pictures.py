@@ -46,7 +46,7 @@ def load_pictures(
     """The images that somebody names.
 
     Args:
-        data: ``"digits"``, files, folders and what is in memory; or tensors that are normalised already.
+        data: ``"digits"`` (``"./digits"`` is a folder), files, folders and what is in memory; or normalised tensors.
         masks: a folder of masks or boxes, or a tensor (B, H, W) for images in a tensor.
         preparation: how images become tensors.
         number: of images, at most; of more, some are chosen evenly.
@@ -59,8 +59,6 @@ def load_pictures(
     if isinstance(masks, Tensor):
         raise TypeError("masks in a tensor are for images in a tensor: name a folder of masks")
     if isinstance(data, str) and data == "digits" and masks is None:
-        if Path(data).exists():
-            leave_out("the folder 'digits'", "the bundled digits have this name: write './digits' for the folder")
         return _digits(preparation(), number)
     return _files(data, masks, preparation(), number, leave_out)
 
