@@ -13,18 +13,11 @@ cloning the repository, use ``visattn train`` instead.
 import os
 import sys
 
-from visattn_command import check_environment, check_folder, leaving_at_once
+from visattn_command import begin
 
 if __name__ == "__main__":
-    check_folder("train.py")
-    check_environment("train.py")
-    with leaving_at_once(b"stopped before training began: nothing to save\n"):
-        from visattn.missing import MissingPackage, saying_what_to_install
+    begin("train.py")
+    from visattn.cli.train import main
 
-        try:
-            with saying_what_to_install():
-                from visattn.cli.train import main
-        except MissingPackage as error:
-            sys.exit(f"train.py: {error}")
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # nothing else is imported from this folder
     sys.exit(main())

@@ -10,6 +10,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+# Whether visattn/__init__.py leaves out all that needs torch, because a command has not read its flags yet. Python
+# imports the package before it runs ``python -m visattn``.
+flags_first = sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("visattn", "-mvisattn")
+
+
+@contextmanager
+def reading_flags(last_words: bytes = b"") -> Iterator[None]:
+    """Let a command read its flags; at the end visattn is imported in full, if that was left out.
+
+    Until then Ctrl-C and SIGTERM end the process at once. In a command that is called from Python nothing was left out.
+    """
+    global flags_first
+    if not flags_first:
+        yield
+        return
+    with leaving_at_once(last_words):
+        yield
+        flags_first = False
+        import visattn
+
+        assert visattn.__spec__ is not None
+        assert visattn.__spec__.loader is not None
+        visattn.__spec__.loader.exec_module(visattn)  # once more, and now in full
+
 
 @contextmanager
 def leaving_at_once(last_words: bytes = b"") -> Iterator[None]:
@@ -28,37 +52,32 @@ def leaving_at_once(last_words: bytes = b"") -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def check_folder(prog: str) -> None:
-    """End with a word if the folder that one is in was deleted: torch's libraries end without one."""
-    try:
-        os.getcwd()
-    except OSError:
-        sys.exit(f"{prog}: the current folder is not there any more: change to another one")
-
-
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # which Lightning reads while it is imported
 
 
-def check_environment(prog: str) -> None:
-    """End with a word if a variable would stop an import, and have matplotlib draw without a window."""
+def begin(prog: str) -> None:
+    """Get ready to run as a command; what would stop an import without a word ends the process with one."""
+    global flags_first
+    try:
+        os.getcwd()
+    except OSError:  # torch's libraries end without a word
+        sys.exit(f"{prog}: the current folder is not there any more: change to another one")
     for name in RANKS:
         if not os.environ.get(name, "0").isdecimal():
             sys.exit(f"{prog}: the environment variable {name} is no number: {os.environ[name]!r}")
-    os.environ["MPLBACKEND"] = "agg"
+    os.environ["MPLBACKEND"] = "agg"  # matplotlib draws without a window
+    flags_first = True
 
 
 def main() -> int:
     """Import the command and run it."""
-    check_folder("visattn")
-    check_environment("visattn")
-    with leaving_at_once():
-        from visattn.cli import main as command
+    begin("visattn")
+    from visattn.cli import main as command
 
-        if sys.argv[1:2] == ["train"]:
-            with suppress(ModuleNotFoundError):  # the command says which package is missing
-                import visattn.cli.train  # noqa: F401
     return command()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import visattn_command  # the module that visattn asks, not this copy of it
+
+    sys.exit(visattn_command.main())

@@ -21,7 +21,7 @@ class Hidden(PathFinder):
 def hide(*names):
     """Let packages be missing, by the names they are imported with."""
     Hidden.names |= set(names)
-    sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in (PathFinder, Hidden)] + [Hidden]
+    sys.meta_path[:] = [Hidden if finder is PathFinder else finder for finder in sys.meta_path]
 
 
 def hide_all_but(*distributions):
@@ -38,7 +38,8 @@ def hide_all_but(*distributions):
             continue
         found += [re.match(r"[\w.-]+", each)[0] for each in needed]
     every = packages_distributions().items()
-    hide(*(name for name, owners in every if not kept & set(map(_normal, owners)) and name not in ("visattn", "tests")))
+    missing = {name for name, owners in every if not kept & set(map(_normal, owners))}
+    hide(*missing - {"visattn", "visattn_command", "tests"})
 
 
 def _normal(distribution):

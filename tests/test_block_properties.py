@@ -9,21 +9,27 @@ import pytest
 import torch
 
 import visattn
-from tests.blocks import DEFAULTS, Case, mask, randomise
+from tests.blocks import DEFAULTS, OF_EVERY_FAMILY, Case, mask, randomise
+from tests.tiers import mostly_slow
 from visattn.blocks import FAMILIES, Gate, block_info
 
 every_block = pytest.mark.parametrize("case", DEFAULTS, ids=lambda case: case.id)
 SIZES = [(1, 1), (7, 5), (33, 17)]
 
 
+POOLED = {"emsa", "generalized"}  # blocks whose keys are every second row and column
+KEYS = {"external": 64}  # blocks whose keys are not the pixels, and how many they have
+
+
 def attention_shapes(case, batch, height, width):
     """The four kinds of maps a block may return."""
     channels, pixels = case.channels, height * width
+    keys = -(-height // 2) * -(-width // 2) if case.name in POOLED else KEYS.get(case.name, pixels)
     return [
         (batch, channels, 1, 1),
         (batch, 1, height, width),
         (batch, channels, height, width),
-        *((batch, heads, pixels, pixels) for heads in (1, 4)),
+        *((batch, heads, pixels, keys) for heads in (1, 2, 4, 8)),
     ]
 
 
@@ -71,7 +77,15 @@ def test_every_parameter_receives_a_gradient(case):
     block(x).square().sum().backward()
     assert x.grad is not None
     assert x.grad.abs().sum() > 0
-    cancelled = {"gc": {"key.bias"}}.get(case.name, set())  # a softmax does not notice a constant
+    cancelled = {  # a softmax does not notice a constant
+        "gc": {"key.bias"},
+        "danet": {"key.bias"},
+        "emsa": {"mixing.bias"},
+        "criss_cross": {"key.bias"},
+        "efficient": {"key.bias"},
+        "external": {"query.bias"},
+        "acmix": {"position.bias"},
+    }.get(case.name, set())
     for name, parameter in block.named_parameters():
         assert parameter.grad is not None, name
         if name not in cancelled:
@@ -153,7 +167,9 @@ def test_copies(case, duplicate):
     assert not {id(p) for p in other.parameters()} & {id(p) for p in block.parameters()}
 
 
-@every_block
+@pytest.mark.parametrize(
+    "case", mostly_slow(DEFAULTS, *OF_EVERY_FAMILY, key=lambda case: case.name), ids=lambda case: case.id
+)
 def test_trains(case):
     """From the block's own initialisation, the loss on a batch falls, in whatever way the block draws."""
     block = visattn.create_block(case.name, 32)
@@ -197,7 +213,9 @@ def test_a_gate_is_a_product(case):
     assert torch.equal(block(x), x * block.attention(x))
 
 
-@pytest.mark.parametrize("name", ["gc", "gct", "nonlocal", "nonlocal_concat", "nonlocal_dot", "nonlocal_gaussian"])
+@pytest.mark.parametrize(
+    "name", ["criss_cross", "danet", "gc", "gct", "generalized", *visattn.list_blocks("nonlocal*")]
+)
 def test_blocks_that_start_as_the_identity(name):
     block = visattn.create_block(name, 16)
     x = torch.randn(2, 16, 7, 5)
@@ -218,6 +236,46 @@ def test_blocks_that_start_as_the_identity(name):
         ("simam", {"lam": 0}, "lam"),
         ("nonlocal", {"subsample": 0}, "subsample"),
         ("se", {"rd_ratio": 0}, "rd_ratio"),
+        ("outlook", {"heads": 3}, "outlook: 3 heads do not divide 16"),
+        ("outlook", {"kernel_size": 2}, "outlook needs an odd kernel_size, got 2"),
+        ("outlook", {"stride": 0}, "outlook needs stride above zero"),
+        ("aft", {"kernel_size": 4}, "aft needs an odd kernel_size"),
+        ("emsa", {"subsample": 3}, "'emsa' needs subsample to be 1 or even, .* got 3"),
+        ("emsa", {"subsample": 0}, "'emsa' needs subsample to be 1 or even, .* got 0"),
+        ("bra", {"regions": 2, "topk": 5}, "'bra' cannot choose 5 of 2x2 regions"),
+        ("deformable", {"heads": 4, "groups": 3}, "3 groups, which do not divide 4 heads"),
+        ("cga", {"kernel_size": (3, 5)}, "'cga' has 4 heads, but kernel_size .3, 5."),
+        ("irmb", {"expansion": 2**20}, "'irmb' would be 16777216 channels wide"),
+        ("irmb", {"window": 0}, "irmb needs window above zero"),
+        ("dilated", {"heads": 4, "dilations": (1, 2, 3)}, "'dilated' has 4 heads for 3 dilations"),
+        ("dilated", {"dilations": (0, 1)}, "dilations from one up"),
+        ("hilo", {"alpha": 1.5}, "alpha between zero and one, got 1.5"),
+        ("agent", {"agents": 48}, "square number of agents, got 48"),
+        ("shsa", {"attending": 17}, "'shsa' has 16 channels, so 17 cannot attend"),
+        ("generalized", {"heads": 17}, "17 heads, more than its 16 channels"),
+        ("generalized", {"terms": "1112"}, "four digits 0 or 1"),
+        ("generalized", {"terms": "0000"}, "not all 0"),
+        ("perceiver", {"heads": 3}, "3 heads, which do not divide 16 channels"),
+        ("perceiver", {"latents": 0}, "perceiver needs latents above zero"),
+        ("sasa", {"heads": 16}, "16 heads do not divide 16 channels into heads of a multiple of 2"),
+        ("sasa", {"out_channels": 15}, "sasa needs a multiple of 2 channels, got 15"),
+        ("sasa", {"kernel_size": 4}, "sasa needs an odd kernel_size, got 4"),
+        ("halo", {"stride": 3}, "halo needs a stride that divides its blocks of 8 pixels, got 3"),
+        ("halo", {"halo": -1}, "0 pixels or more, got -1"),
+        ("halo", {"block": 0}, "halo needs block above zero"),
+        ("acmix", {"heads": 3}, "3 heads do not divide 16"),
+        ("acmix", {"stride": 0}, "acmix needs stride above zero"),
+        ("cot", {"kernel_size": 2}, "cot needs an odd kernel_size"),
+        ("cot", {"out_channels": -1}, "cot needs out_channels above zero"),
+        ("lambda", {"key_channels": 0}, "lambda needs key_channels above zero"),
+        ("aug", {"heads": 16}, "16 channels of attention leave none of 16"),
+        ("aug", {"size": 0}, "aug needs size above zero"),
+        ("axial", {"heads": 5}, "5 heads do not divide 16"),
+        ("criss_cross", {"recurrence": 0}, "criss_cross needs recurrence above zero"),
+        ("efficient", {"heads": 3}, "3 heads do not divide"),
+        ("performer", {"features": 0}, "performer needs features above zero"),
+        ("focused_linear", {"power": 0}, "focused_linear needs power above zero"),
+        ("external", {"slots": 0}, "external needs slots above zero"),
     ],
 )
 def test_bad_settings_are_explained(name, options, message):

@@ -23,7 +23,7 @@ SLOW = "import sys, time\nprint('importing', flush=True)\nwhile True: time.sleep
     [
         ("train.py", [], "stopped before training began: nothing to save\n"),
         ("visattn_command.py", ["predict", "--image", "a.png"], ""),
-        ("visattn_command.py", ["train"], ""),
+        ("visattn_command.py", ["train"], "stopped before training began: nothing to save\n"),
         ("-m", ["predict", "--image", "a.png"], ""),
     ],
 )

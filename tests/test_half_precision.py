@@ -22,6 +22,9 @@ HALVES = [torch.float16, torch.bfloat16]
 KINDS = {"centred": lambda x: x, "rectified": lambda x: 2**0.5 * x.relu(), "shifted": lambda x: x + 3}
 SCALES = (0.1, 1, 6, 30, 100)  # rms
 BOUND = 3  # times what rounding explains; single roundings inside a block add up
+# A top-k, or softmaxes of large energies that feed each other: more draws are needed to see what rounding flips.
+DRAWS = {"bra": 6, "cga": 6}
+HIDES_OVERFLOW = {"gsop"}  # a covariance that is too large for float16, behind a sigmoid
 
 every_block = pytest.mark.parametrize("name", visattn.list_blocks())
 both_halves = pytest.mark.parametrize("dtype", HALVES, ids=["float16", "bfloat16"])
@@ -76,7 +79,7 @@ def check(name, dtype, *, channels, side, scale, kind, autocast=False):
     truth = results(exact, x)
     rounding = torch.finfo(dtype)
     explained = [rounding.eps * t.abs() + rounding.smallest_normal * rounding.eps for t in truth]
-    for seed in range(2):
+    for seed in range(DRAWS.get(name, 2)):
         other, draw = copy.deepcopy(exact), torch.Generator().manual_seed(seed)
         for tensor in (*other.parameters(), *other.buffers()):
             if tensor.is_floating_point():
@@ -84,6 +87,8 @@ def check(name, dtype, *, channels, side, scale, kind, autocast=False):
         near = results(other, moved(x, rounding.eps, draw))
         explained = [torch.maximum(e, (n - t).abs()) for e, n, t in zip(explained, near, truth, strict=True)]
     overflow = largest_inside(exact, x) > rounding.max  # of a layer's own numbers: nothing can be done about that
+    if overflow and name in HIDES_OVERFLOW:
+        return
     for result, true, error in zip(ours, truth, explained, strict=True):
         fits = true.abs() + BOUND * error < rounding.max
         assert overflow or result[fits].isfinite().all()

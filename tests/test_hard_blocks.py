@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import visattn
-from tests.blocks import Case, array, hard_parts
+from tests.blocks import Case, array
+from tests.blocks.classics import hard_parts
 from tests.reference import hard as draws
 from tests.reference.blocks import hard as oracle
 from visattn.blocks.hard import cover

@@ -607,7 +607,7 @@ def test_a_run_that_has_not_ended(heatmap, tmp_path, run):
     torch.save(content, checkpoint)
     code, _, errors = heatmap("--weights", checkpoint, "--image", "a.png", model=None)
     assert (code, len(errors)) == (2, 1)
-    assert "does not say what model it is of: give --model" in errors[0]
+    assert "does not say what model it is of: name the model as well" in errors[0]
     code, manifest, _ = heatmap("--image", "a.png", model="test_resnet_eca", file=checkpoint)
     assert (code, manifest["input"]["size"]) == (0, [3, 160, 160])
 

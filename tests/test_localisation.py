@@ -113,8 +113,8 @@ OUTSIDE = '<!DOCTYPE a SYSTEM "file:///etc/passwd"><annotation/>'
         (VOC.replace("<xmin>3</xmin>", ""), "without a box of four numbers"),
         (VOC.replace(">3<", ">nan<"), "without a box of four numbers"),
         (VOC.replace(">3<", ">inf<"), "without a box of four numbers"),
-        (VOC.replace(">3<", ">31<"), "is not in an image of 40 x 30 pixels"),
-        (VOC.replace(">3<", ">0<"), "is not in an image of 40 x 30 pixels"),
+        (VOC.replace(">3<", ">31<"), "is not in an image of 30 x 40 pixels"),
+        (VOC.replace(">3<", ">0<"), "is not in an image of 30 x 40 pixels"),
     ],
 )
 def test_bad_boxes(tmp_path, content, message):
@@ -126,7 +126,7 @@ def test_bad_boxes(tmp_path, content, message):
 
 def test_a_mask_of_another_size(tmp_path):
     Image.new("RGB", (31, 40)).save(tmp_path / "a.png")
-    with pytest.raises(ValueError, match="is 40 x 31, but its image is 40 x 30 pixels"):
+    with pytest.raises(ValueError, match="is 31 x 40, but its image is 30 x 40 pixels"):
         read_annotation(tmp_path / "a.png", SIZE)
 
 

@@ -58,7 +58,7 @@ def test_torch_and_timm_are_enough_for_blocks_and_the_rest_says_what_it_needs():
         said("cv2", "opencv-python-headless"),
     ], result.stderr
     assert result.stderr.splitlines() == [
-        f"visattn: {said('jsonargparse', QUOTED)}",
+        f"visattn train: {said('jsonargparse', QUOTED)}",
         f"visattn: {said('cv2', 'opencv-python-headless')}",
         f"visattn: {said('matplotlib', 'matplotlib')}",
         f"visattn: {said('rich', 'rich')}",

@@ -68,7 +68,11 @@ def test_options_override_the_paper(name, attn, options, count):
         ("bam", ["layer1.1", "layer2.1", "layer3.1"]),
         ("simam", ["layer1.0.conv2", "layer1.1.conv2"]),
         ("nonlocal", ["layer2.0", "layer2.1", "layer3.0", "layer3.1"]),
-        ("mhsa", ["layer4.0.act1", "layer4.1.act1"]),
+        ("generalized", ["layer3.0.act1", "layer3.1.act1", "layer4.0.act1", "layer4.1.act1"]),
+        ("efficient", ["layer2.0", "layer2.1"]),
+        ("scsa", ["layer1.0.act1", "layer1.1.act1"]),
+        ("danet", ["layer4.1"]),
+        ("criss_cross", ["layer4.1"]),
     ],
 )
 def test_where_the_papers_put_it(block, places):

@@ -27,6 +27,7 @@ PUBLISHED = {
     ("triplet",): {18: 11_691_912, 34: 21_802_472, 50: 25_561_832, 101: 44_559_060},
     ("coord",): {18: 11_764_248, 34: 21_933_168, 50: 27_474_864, 101: 48_174_608},
     ("gc",): {18: 11_780_760, 34: 21_963_132, 50: 28_105_032, 101: 49_363_481},
+    ("sge",): {18: 11_690_536, 50: 25_559_080},
     ("simam",): BASE,
     ("ge",): BASE,
     ("eca",): {18: BASE[18] + 36, 34: BASE[34] + 74, 50: BASE[50] + 86, 101: BASE[101] + 171},
@@ -86,31 +87,99 @@ def test_gather_excite_with_global_kernels(name, depth, count):
     assert BASE[depth] + sum(blocks) == count
 
 
-def replace_each(model, kind, build):
-    """Put our block in the place of each of timm's."""
-    places = [(name, module) for name, module in model.named_modules() if isinstance(module, kind)]
-    for name, module in places:
-        model.set_submodule(name, build(module))
-    return len(places)
+# At 64 and 256 channels. Sources: counted in the authors' code, see each block's docstring.
+CONVOLUTIONAL = {
+    ("ema",): (48, 672),
+    ("mlca",): (6, 10),
+    ("lska",): (5_952, 72_960),
+    ("lska", ("kernel_size", 7)): (5_184, 69_888),
+    ("deformable_lka",): (396_372, 1_634_196),
+    ("caa",): (9_856, 137_728),
+    ("cpca",): (11_780, 102_416),
+    ("cpca", ("rd_ratio", 1 / 4)): (13_328, 127_040),
+    ("scsa",): (1_024, 4_096),
+    ("lsk",): (11_334, 118_470),
+    ("strip",): (8_384, 82_688),
+    ("msca",): (11_200, 93_952),
+    ("danet",): (5_202, 82_242),
+    ("mhca",): (71_920, 1_147_840),
+    ("mhca", ("rd_ratio", 2)): (574_016, 9_177_344),
+    ("attention_gate",): (14_593, 230_401),
+    ("attention_gate", ("rd_ratio", 1)): (24_897, 394_497),
+}
 
 
-def test_resnest50():
-    model = timm.create_model("resnest50d")
-    number = replace_each(
-        model, timm.layers.SplitAttn, lambda m: visattn.create_block("splat", m.conv.in_channels, radix=m.radix)
-    )
-    assert number == 16
-    assert count_parameters(model) == 27_483_240
+@pytest.mark.parametrize(("key", "counts"), CONVOLUTIONAL.items(), ids=str)
+def test_gates_of_large_kernels(key, counts):
+    name, *options = key
+    blocks = [visattn.create_block(name, channels, device="meta", **dict(options)) for channels in (64, 256)]
+    assert tuple(count_parameters(block) for block in blocks) == counts
 
 
-def test_sknet50():
-    """Strided units keep timm's block, as ours has no stride; they have the same parameters."""
-    model = timm.create_model("skresnext50_32x4d")
-    number = replace_each(
-        model, timm.layers.SelectiveKernel, lambda m: visattn.create_block("sk", m.in_channels, groups=32)
-    )
-    assert number == 16
-    assert count_parameters(model) == 27_479_784
+def test_resnet_with_scsa_on_the_inner_channels():
+    assert count_parameters(visattn.create_model("resnet50", attn="scsa")) == 25_617_448
+
+
+def test_gsop_in_the_last_unit_of_every_stage():
+    blocks = [count_parameters(visattn.create_block("gsop", c)) for c in RESNETS[50][1]]
+    assert BASE[50] + sum(blocks) == 28_285_224
+
+
+@pytest.mark.parametrize(("depth", "count"), [(50, 22_561_715), (101, 38_900_279)])
+def test_epsanet(depth, count):
+    """A pyramid in the place of every 3x3 convolution."""
+    rows = zip(RESNETS[depth][0], (64, 128, 256, 512), strict=True)
+    gained = [n * (count_parameters(visattn.create_block("psa", c)) - 9 * c * c) for n, c in rows]
+    assert BASE[depth] + sum(gained) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "count"),
+    [
+        ("resnext50_32x4d_sk", 27.5, 27_479_784),  # SKNet-50; timm's skresnext50_32x4d to the last digit
+        ("resnet50d_splat", 27.5, 27_483_240),  # ResNeSt-50; timm's resnest50d to the last digit
+        ("resnet50_mhsa", 20.8, 20_852_008),  # BoTNet-50
+        ("resnet50_sasa", 18.0, 18_015_504),
+        ("resnet50_aug", 25.8, 25_821_936),
+        ("resnet101_aug", 45.4, 45_409_472),
+        ("resnet50_lambda", 15.0, 14_995_592),
+        ("resnet50_cot", 22.2, 22_222_416),  # CoTNet-50
+        ("resnet50_involution", 15.5, 15_530_356),  # RedNet-50 has 15.54 M, 10,450 of them more in its stem
+        ("resnet50_acmix", None, 18_333_976),
+        ("resnet50_halo", None, 18_032_024),
+    ],
+)
+def test_networks_whose_convolutions_are_replaced(name, published, count):
+    with torch.device("meta"):
+        model = visattn.create_model(name)
+    assert count_parameters(model) == count
+    assert published is None or abs(count / 1e6 - published) < 0.06
+
+
+# Counted by hand from the authors' code or the definition, at 64 and 256 channels.
+COUNTED = {
+    ("sasa",): (12_344, 196_832),
+    ("halo",): (12_624, 197_952),
+    ("axial", ("size", 7)): (17_920, 268_000),
+    ("axial", ("size", 56)): (21_056, 280_544),
+    ("criss_cross",): (5_201, 82_241),
+    ("external",): (16_576, 164_608),
+    ("efficient",): (8_352, 131_712),
+    ("efficient", ("rd_ratio", 1.0)): (16_640, 263_168),
+    ("linear",): (16_640, 263_168),
+    ("performer",): (16_384, 262_144),
+    ("focused_linear", ("size", 1)): (16_976, 264_512),
+    ("lambda",): (14_768, 45_584),
+    ("aug", ("size", 56)): (58_144, 628_208),
+    ("cot",): (26_744, 417_248),
+    ("acmix",): (17_822, 218_414),
+}
+
+
+@pytest.mark.parametrize(("key", "counts"), COUNTED.items(), ids=str)
+def test_parameters_of_a_block(key, counts):
+    name, *options = key
+    assert tuple(count_parameters(visattn.create_block(name, c, **dict(options))) for c in (64, 256)) == counts
 
 
 @pytest.mark.parametrize(
@@ -128,10 +197,27 @@ def test_macs_of_known_networks(name, size, macs):
     assert count_macs(model, 1, 3, size, size) == macs
 
 
+class Latents(nn.Module):
+    """A view of a parameter goes into a child, as in a perceiver."""
+
+    def __init__(self):
+        super().__init__()
+        self.latents = nn.Parameter(torch.zeros(4, 8))
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(self.latents.expand(len(x), -1, -1))
+
+
+def test_counting_where_a_parameter_is_an_input():
+    assert count_macs(Latents(), 2, 3) == 2 * 4 * 8 * 8
+
+
 def test_counting_leaves_the_module_alone():
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     mean = module[1].running_mean.clone()
     assert count_macs(module, 2, 3, 5, 5) == 2 * 4 * 3 * 9 * 9
     assert module.training
+    assert module[0].weight.requires_grad
     assert module[0].weight.device.type == "cpu"
     assert torch.equal(module[1].running_mean, mean)

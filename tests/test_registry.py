@@ -39,7 +39,7 @@ def test_names_are_sorted_and_can_be_filtered():
     names = visattn.list_blocks()
     assert names == sorted(names)
     assert visattn.list_blocks("*se") == ["cse", "ese", "scse", "se", "sse"]
-    assert visattn.list_blocks("s*", family="spatial") == ["spatial", "sse"]
+    assert visattn.list_blocks("s*e", family="spatial") == ["sge", "sse"]
     assert sorted(name for family in FAMILIES for name in visattn.list_blocks(family=family)) == names
     assert visattn.list_blocks("nothing*") == []
 
@@ -56,7 +56,7 @@ def test_classes_can_be_imported_by_name():
     ("call", "error", "message"),
     [
         (lambda: visattn.create_block("cbm", 16), ValueError, "unknown block 'cbm': did you mean 'cbam'"),
-        (lambda: visattn.create_block("qqqq", 16), ValueError, "unknown block 'qqqq': known: bam, cbam"),
+        (lambda: visattn.create_block("qqqq", 16), ValueError, "unknown block 'qqqq': known: .*bam, "),
         (lambda: visattn.create_block("se", 16, rd_ration=2), TypeError, "no argument 'rd_ration': did you mean 'rd_r"),
         (lambda: visattn.create_block("se", 16, zzz=2), TypeError, "valid: rd_ratio, bias, device, dtype"),
         (lambda: visattn.create_block("se", 0), ValueError, "positive number of channels, got 0"),

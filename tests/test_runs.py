@@ -1,5 +1,10 @@
-"""Which epoch is kept, which folder a run has, and what a resumed run follows."""
+"""Which epoch is kept, which folder a run has, who may write to it, and what a resumed run follows."""
 
+import errno
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -8,6 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.training import ROOT, TINY, checkpoint, environment, start, wait_for
+from visattn.cli.train import main
+from visattn.training import claims
+from visattn.training.claims import LOCK, alone
 from visattn.training.optimisation import (
     apply_recipe,
     check_optimizer_state,
@@ -129,3 +138,101 @@ def test_runs_that_start_in_the_same_moment_get_a_folder_each(elsewhere, monkeyp
     monkeypatch.setattr("visattn.training.runs.find_run", overtaken)
     with claimed(Settings(name="mine"), "") as run:
         assert run.folder == Path("runs/mine-run3")
+
+
+# Takes the folder, starts a process that outlives it, as a worker of a loader can, and waits to be killed.
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from visattn.training.claims import alone
+
+with alone(Path("run")):
+    child = os.fork()
+    if child == 0:
+        time.sleep(1000)
+    print(child, flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def holder(elsewhere):
+    """A process that trains in ``run``, and the number of its child."""
+    (elsewhere / "run").mkdir()
+    environ = {**environment(), "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", HOLDER], env=environ, stdout=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    yield process
+    process.kill()
+    os.kill(child, signal.SIGKILL)  # it has the pipe, too
+    process.communicate()
+
+
+def test_a_folder_is_free_when_its_process_is_killed_whatever_it_leaves_behind(holder):
+    with pytest.raises(ValueError, match="run is being trained by another process"), alone(Path("run")):
+        pass
+    assert (Path("run") / LOCK).exists()  # whoever is refused takes nothing away
+    holder.kill()
+    holder.wait()
+    with alone(Path("run")):
+        pass
+    assert list(Path("run").iterdir()) == []
+
+
+def test_a_lock_that_is_taken_away_meanwhile_does_not_count(tmp_path, monkeypatch):
+    """Between opening the file and locking it, the process that held it may have ended and removed it."""
+    lock, calls = claims.fcntl.lockf, []
+
+    def late(stream, how):
+        calls.append(stream)
+        if len(calls) == 1:
+            (tmp_path / LOCK).unlink()
+        lock(stream, how)
+
+    monkeypatch.setattr(claims.fcntl, "lockf", late)
+    with alone(tmp_path):
+        assert (tmp_path / LOCK).exists()
+        assert len(calls) == 2
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_where_nothing_can_be_locked_runs_go_on(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(claims.fcntl, "lockf", refuse)
+    with alone(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(claims, "HAS_LOCKS", False)  # Windows
+    with alone(tmp_path):
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*")
+def test_a_run_is_trained_by_one_process_at_a_time(undrawn, capsys):
+    """A new run, which somebody resumes while it is trained; by its folder, a checkpoint in it, or its name."""
+    long = [*TINY, "--name", "mine", "--epochs", "1000"]
+    process = start(*long, cwd=undrawn)
+    run = undrawn / "runs" / "mine"
+    try:
+        wait_for(process, "epoch 1/1000")
+        before = (run / "config.yaml").read_text()
+        for how in (["--resume", "runs/mine"], ["--resume", "runs/mine/checkpoints/last.ckpt"], [*long, "--resume"]):
+            assert main(how) == 2
+            assert capsys.readouterr().err == "train.py: runs/mine is being trained by another process\n"
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+    assert (run / "config.yaml").read_text() == before
+    more = str(checkpoint(run)["epoch"] + 2)
+    assert main(["--resume", "runs/mine", "--epochs", more]) == 0, capsys.readouterr().err
+    assert not (run / LOCK).exists()
+
+
+def test_a_run_that_ends_in_an_error_leaves_no_lock(elsewhere):
+    (elsewhere / "runs" / "mine").mkdir(parents=True)
+    with pytest.raises(ValueError, match="nothing"), claimed(Settings(name="mine", resume="last"), ""):
+        raise ValueError("nothing")
+    assert list((elsewhere / "runs" / "mine").iterdir()) == []

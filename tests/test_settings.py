@@ -1,13 +1,18 @@
 """The command line and the configuration files."""
 
+import inspect
 import re
 from dataclasses import fields
 
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Trainer
 
-from visattn.cli.parsing import create_parser, parse
+from visattn.cli.flags import MANAGED
+from visattn.cli.parsing import parse
+from visattn.cli.settings_parser import read_settings
+from visattn.cli.trainer_flags import trainer_flags
 from visattn.files import configs_folder
 from visattn.training.runs import find_run
 from visattn.training.settings import Settings
@@ -54,8 +59,18 @@ def test_resume_alone_and_with_a_folder(tmp_path):
     assert (settings.model, settings.epochs, settings.resume) == ("resnet50", 12, str(tmp_path))
 
 
-def test_the_help_lists_no_flag_that_is_refused():
-    listed = set(re.findall(r"(?<=\s)--[\w.-]+", create_parser("train.py").format_help().partition("options:")[2]))
+def test_the_flags_of_lightnings_trainer_are_read_without_importing_it():
+    flags = dict(trainer_flags())
+    assert [*flags] == [name for name in inspect.signature(Trainer).parameters if name not in MANAGED]
+    assert flags["max_steps"].startswith("Stop training after this number of steps.")
+    assert flags["max_steps"].endswith("(type: int, default: -1)")
+
+
+@pytest.mark.parametrize(("flag", "reader"), [("--help", read_settings), ("--trainer.help", parse)])
+def test_the_help_lists_no_flag_that_is_refused(flag, reader, capsys):
+    with pytest.raises(SystemExit):
+        reader([flag], "train.py")
+    listed = set(re.findall(r"(?<=\s)--[\w.-]+", capsys.readouterr().out.partition("options:")[2]))
     assert {"--model", "--config", "--trainer.max_steps"} <= listed
     assert not {flag for flag in listed if "config" in flag or flag == "--trainer"} - {"--config"}
 

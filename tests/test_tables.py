@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import attention_families, families, survival, versions
+from tests import attention_families, families, survival, versions, zoo
 
 WRONG = [
     (families, ["resnett"], "unknown family 'resnett': did you mean 'resnet'"),
@@ -10,6 +10,7 @@ WRONG = [
     (families, ["--all"], "unrecognized arguments: --all"),
     (attention_families, ["resnet", "swin_transformr"], "unknown family 'swin_transformr'"),
     (survival, ["resnet"], "unrecognized arguments: resnet"),
+    (zoo, ["se"], "unrecognized arguments: se"),
     (versions, [], "the following arguments are required: version"),
     (versions, ["tests/test_capture.py"], "the following arguments are required: version"),
     (versions, ["new"], "'new' is neither a version of torch, such as 2.8, nor a file of tests"),
@@ -24,7 +25,7 @@ def test_one_line(command, given, said, capsys):
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("command", [families, attention_families, survival, versions])
+@pytest.mark.parametrize("command", [families, attention_families, survival, versions, zoo])
 def test_help(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         command.main(["--help"])

@@ -415,24 +415,30 @@ def test_a_damaged_checkpoint_is_explained(undrawn, capsys):
 
 def test_a_folder_that_cannot_be_written_to_is_explained(elsewhere, capsys):
     (elsewhere / "runs").write_text("a file is in the way")
-    said = run(code=1, capsys=capsys)
-    assert len(said.err.strip().splitlines()) == 1
-    assert "runs" in said.err
+    said = run(code=2, capsys=capsys)
+    assert said.err == "train.py: cannot write to 'runs/test_resnet_eca-digits' (Not a directory)\n"
 
 
 @pytest.mark.slow
-def test_no_permission_is_explained(elsewhere):
-    (elsewhere / "runs").mkdir()
-    (elsewhere / "runs").chmod(stat.S_IREAD | stat.S_IEXEC)
-    command = [sys.executable, str(SCRIPT), *TINY]
+@pytest.mark.parametrize("inside", [None, ".", "checkpoints"])
+def test_no_permission_is_explained(undrawn, inside):
+    """To begin a run, or to resume one of which not everything can be replaced: before an epoch is lost."""
+    if inside is None:
+        (undrawn / "runs").mkdir()
+        arguments, locked = TINY, undrawn / "runs"
+    else:
+        run("--name", "mine", "--epochs", "1")
+        arguments, locked = ["--resume", "runs/mine"], undrawn / "runs" / "mine" / inside
+    locked.chmod(stat.S_IREAD | stat.S_IEXEC)
+    command = [sys.executable, str(SCRIPT), *arguments]
     if os.geteuid() == 0:  # root may write anywhere; the capability to do so can be dropped
         if shutil.which("setpriv") is None:
             pytest.skip("running as root, without setpriv to become somebody else")
         command = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", *command]
     result = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    assert result.returncode == 1
-    assert "Permission denied" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    named = "runs/test_resnet_eca-digits" if inside is None else locked.relative_to(undrawn)
+    assert result.stderr == f"train.py: cannot write to '{named}' (Permission denied)\n"
+    assert (result.returncode, result.stdout) == (2, "")
 
 
 @pytest.mark.slow

@@ -1,20 +1,27 @@
 """Attention for computer vision: plug-in blocks for any backbone, training, and heatmaps."""
 
-import sys
-from contextlib import nullcontext
+import visattn_command
 
-from visattn_command import leaving_at_once
+__version__ = "0.1.0"
 
-as_command = sys.argv[:1] == ["-m"] and "visattn" in sys.orig_argv  # python -m visattn comes by here first
-with leaving_at_once() if as_command else nullcontext():
+if not visattn_command.flags_first:  # a command reads its flags before it waits for torch
     from visattn.blocks import create_block, list_blocks, register_block
     from visattn.examination import examine
     from visattn.heatmaps import capture, explain, list_methods, register_method
-    from visattn.models import attach, attachments, create_model, detach, load_model, load_state_dict, save_model
+    from visattn.models import (
+        attach,
+        attachments,
+        create_model,
+        detach,
+        load_model,
+        load_state_dict,
+        replace,
+        replacements,
+        save_model,
+    )
+    from visattn.models.placement import places
     from visattn.prediction import predict
     from visattn.scoring import evaluate, score
-
-__version__ = "0.1.0"
 
 __all__ = [
     "__version__",
@@ -31,9 +38,12 @@ __all__ = [
     "list_methods",
     "load_model",
     "load_state_dict",
+    "places",
     "predict",
     "register_block",
     "register_method",
+    "replace",
+    "replacements",
     "save_model",
     "score",
 ]

@@ -27,7 +27,7 @@ def count_macs(module: nn.Module, *input_shape: int) -> int:
     >>> count_macs(nn.Conv2d(3, 8, 3), 1, 3, 5, 5)
     1944
     """
-    shadow = copy.deepcopy(module).to("meta").eval()
+    shadow = copy.deepcopy(module).to("meta").eval().requires_grad_(False)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         shadow(torch.empty(input_shape, device="meta"))
     return counter.get_total_flops() // 2

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from visattn.core.arguments import at_least_one, yes_or_no
+from visattn.constants import WITH_PATCHES
+from visattn.core.arguments import at_least_one, functions, yes_or_no
 from visattn.heatmaps import METHODS, Explanation, attention_heads, best_method, fitting_methods
 from visattn.heatmaps.aim import Aim
 from visattn.heatmaps.auto import Choice
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from visattn.data.preparation import Preparation
     from visattn.report.folder import HeatmapFolder
     from visattn.report.views import Finding
-
-WITH_PATCHES = 24  # images: with more, the page leaves out what patches attend to
 
 Picture: TypeAlias = "str | PathLike[str] | InMemory"
 
@@ -110,6 +109,7 @@ def examine(
     check_default_device()
     batch_size = at_least_one("batch_size", batch_size)
     yes_or_no(score=score, balanced=balanced, signed=signed)
+    functions(note=note, track=track)
     wanted = _several(methods)
     if not wanted:
         raise ValueError("no methods: name some, or leave them out")

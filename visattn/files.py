@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,6 +53,19 @@ def without_empty_folders(path: str | Path) -> Iterator[None]:
                 folder.rmdir()
 
 
+def check_writable(folder: str | Path) -> None:
+    """Raise `ValueError` if no file can be created in a folder."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def unwritable(path: str | Path, error: OSError) -> ValueError:
+    """The same error about what was asked for."""
+    return ValueError(f"cannot write to {str(path)!r} ({error.strerror})")
+
+
 def read_bytes(path: str | Path, limit: int) -> bytes:
     """Read a regular file of at most ``limit`` bytes; anything else raises `OSError`.
 
@@ -91,6 +106,14 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter in JOINERS else "\ufffd" for letter in line)
 
 
+def in_words(error: BaseException) -> str:
+    """An error as one line, with the file that it is about, and without its number."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename!r}" if error.filename else ""
+        return f"{error.strerror}{where}"
+    return printable(str(error)) or type(error).__name__
+
+
 def read_text(path: str | Path, limit: int) -> str:
     """Read a UTF-8 text file of at most ``limit`` bytes; anything else raises `ValueError`."""
     try:
@@ -105,6 +128,9 @@ def read_text(path: str | Path, limit: int) -> str:
 def replacing(path: str | Path) -> Iterator[Path]:
     """Write a file atomically: yield a temporary path that replaces ``path`` on success; on error nothing changes."""
     path = Path(path)
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a device or a pipe"
+        raise OSError(errno.EEXIST, f"{str(path)!r} is {kind}, not a file that could be replaced")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 PACKAGES = {
     "albumentations": "albumentations",
     "cv2": "opencv-python-headless",
+    "docstring_parser": "jsonargparse[signatures]",
     "jsonargparse": "jsonargparse[signatures]",
     "lightning": "lightning",
     "matplotlib": "matplotlib",

@@ -8,6 +8,7 @@ placeholders without storage (:func:`weightless_copy`). The network itself is on
 from __future__ import annotations
 
 import copy
+import re
 import sys
 import textwrap
 import threading
@@ -21,6 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from visattn.listing import times
+
+# How torch, and an older one, says that a network was exported for another number of images.
+FIXED_BATCH = re.compile(r"Guard failed: \w+\.size\(\)\[0\] == (\d+)|\.shape\[0\] to be equal to (\d+)")
 
 
 def in_backward() -> bool:
@@ -78,6 +84,17 @@ def why_refused(error: Exception) -> str:
     return f"{type(error).__name__} {said}".strip() + place
 
 
+def refusal(x: Tensor, error: Exception) -> str:
+    """Say in one line that a model does not take images, given its error; or not so many of them."""
+    fixed = FIXED_BATCH.search(str(error))
+    if fixed:
+        return (
+            f"the model takes {fixed[1] or fixed[2]} images at a time, no more and no fewer: it was exported with a "
+            "fixed batch (torch.export takes dynamic_shapes)"
+        )
+    return f"the model does not take images of {times(x.shape[1:])} ({why_refused(error)})"
+
+
 def is_of_others(error: Exception) -> bool:
     """Whether neither torch nor we have raised an error, but a hook, say, or a module of the user's."""
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -124,6 +141,10 @@ def lasting_hooks(hooks: dict[int, Any]) -> dict[int, Any]:
     return hooks and {key: hook for key, hook in list(hooks.items()) if not isinstance(hook, HookOfThread)}
 
 
+class Remembered:
+    """What a module keeps as an attribute but does not compute with: the copies made here share it."""
+
+
 def sharing_copy(model: nn.Module) -> nn.Module:
     """Copy a network's modules in evaluation mode, sharing its tensors: nothing large is copied."""
     return _copy(model, lambda tensor: tensor)
@@ -148,6 +169,8 @@ def _copy(model: nn.Module, instead: Callable[[Tensor], Tensor]) -> nn.Module:
                 memo[id(value)] = own
                 if hooks := lasting_hooks(value):
                     tables.append((own, hooks))
+            elif isinstance(value, Remembered):
+                memo[id(value)] = value
     with _Detaching():
         copied = copy.deepcopy(model, memo)
         for table, hooks in tables:  # which may be methods of modules

@@ -28,7 +28,7 @@ def open_model(name: str | None, weights: str | None, device: str | torch.device
 
     if weights == "":
         raise ValueError("the path of the model is empty")
-    place = _device(device)
+    place = usable_device(device)
     trained = open_trained(name, weights)
     trained.model.to(place)
     return trained, Preparation.of(trained.model, trained.input)
@@ -54,7 +54,8 @@ def open_given(
         return trained, None
 
 
-def _device(name: str | torch.device | None) -> torch.device:
+def usable_device(name: str | torch.device | None) -> torch.device:
+    """The device of that name, or cuda if there is one; one that cannot be used raises."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from visattn.core.arguments import at_least_one
 from visattn.heatmaps.targets import check_order, class_names
-from visattn.listing import times
 from visattn.missing import saying_what_to_install
-from visattn.modules import check_default_device, evaluating, sharing_copy, underlying, why_refused
+from visattn.modules import check_default_device, evaluating, refusal, sharing_copy, underlying
 from visattn.opening import Picture, image_inputs, open_given
 
 if TYPE_CHECKING:
@@ -144,8 +143,7 @@ class Predictor:
         except torch.OutOfMemoryError as error:
             raise ValueError("the device is out of memory: lower the batch size") from error
         except Exception as error:  # a network can raise anything
-            said = why_refused(error)
-            raise ValueError(f"the model does not take images of {times(x.shape[1:])} ({said})") from error
+            raise ValueError(refusal(x, error)) from error
         scores = isinstance(output, Tensor) and output.is_floating_point()
         if not scores or output.ndim != 2 or output.shape[1] < 2:
             what = f"a {type(output).__name__}"

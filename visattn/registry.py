@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-LONGEST = 300  # characters: the longest list of names worth printing
+LONGEST = 250  # characters: the longest list of names worth printing
 
 
 def suggest(name: object, known: Iterable[str]) -> str:

@@ -101,5 +101,12 @@ CASES = [
         "load numbers", load({"epoch": 5}), "this is no state dict, a dictionary of tensors by name: 'epoch' is a int"
     ),
     Call("load other weights", load({"a": torch.zeros(1)}), "does not fit the model, which stays as it was: missing"),
+    Call(
+        "load too large numbers into half precision",
+        lambda: visattn.load_state_dict(
+            network().half(), {**network().state_dict(), "fc.bias": torch.tensor([1.0, 1e30])}
+        ),
+        "which stays as it was: too large for the type of the model: 1 (fc.bias (torch.float16))",
+    ),
     Call("load into nothing", lambda: visattn.load_state_dict(on_meta(), network().state_dict()), "on the meta device"),
 ]

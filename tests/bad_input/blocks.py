@@ -68,6 +68,10 @@ def train_on_one(name, side=1, **options):
 
 
 CASES = [
+    *(
+        Call(f"a block in {dtype}", build("se", dtype=dtype), "computes in torch.float32", TypeError)
+        for dtype in (torch.int8, torch.float8_e4m3fn, torch.complex64, "float32")
+    ),
     *(Call(f"block named {name!r}", register(name), NAME)
       for name in ("", 5, None, " ", "a b", "a.b", "a/b", "_a", "a_", "a__b", "ä", "a\n", nn.Identity)),
     Call("block named as a model", register("resnet50"), "cannot be named 'resnet50': timm has a model 'resnet50'"),

@@ -209,6 +209,14 @@ REST = [
     says("attachments", [{"at": "layer1"}], "attachments[0].block is missing"),
     says("attachments", [{"at": "x", "patch": "all"}], "attachments[0].patch is 'all', not an object"),
     says("attachments", [{"at": "x", "patch": {}}], "cannot be built"),
+    says("attachments", [{"at": "x", "replace": 7, "options": {}}], "attachments[0].replace is 7, not a text"),
+    says("attachments", [{"at": "x", "replace": "sk"}], "attachments[0].options is missing"),
+    says(
+        "attachments", [{"at": "x", "replace": "sk", "options": {}, "init": "paper"}], "attachments[0].init is unknown"
+    ),
+    says("attachments", [{"at": "fc", "replace": "sk", "options": {}}], "'fc' is a Linear, not a 2-D convolution"),
+    says("attachments", [{"at": "layer1.0.conv1", "replace": "se", "options": {}}], "cannot take the place of a conv"),
+    says("attachments", [{"at": "layer1.0.conv2", "replace": "sk", "options": {"stride": 2}}], "leave stride= out"),
     attached("unknown block 'sse_': did you mean 'sse'", block="sse_"),
     attached("attachments[0].block is 7", block=7),
     attached("which no name here looks like", block="os:system"),

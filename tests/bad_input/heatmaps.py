@@ -96,6 +96,15 @@ def map_of(name: object) -> object:
 BLACK = np.zeros((64, 64, 3), np.uint8)
 SITE = "heatmap --weights model --image a.png --out site"
 CASES = [
+    *(
+        Call(
+            f"examine, {key} is no function",
+            lambda key=key: visattn.examine(timm.create_model("test_resnet"), "a.png", **{key: 5}),
+            f"{key} must be a function, got 5",
+            TypeError,
+        )
+        for key in ("note", "track")
+    ),
     Call("balanced in words", lambda: explain(balanced="no"), "needs balanced to be True or False, got 'no'"),
     Call("balanced by number", lambda: explain(balanced=1), "needs balanced to be True or False, got 1"),
     Call("a detached function", lambda: explain(target=lambda y: y.detach()[:, 0]), "numbers without gradients"),

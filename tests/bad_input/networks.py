@@ -90,6 +90,14 @@ def with_config(config):
     return model
 
 
+def exported():
+    """A network for two images at a time."""
+    network = timm.create_model("test_resnet", num_classes=3).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.export.export(network, (IMAGES,)).module()
+
+
 def watch(model):
     with visattn.capture(model) as maps:
         model(IMAGES)
@@ -155,6 +163,21 @@ CASES = [
             "evaluate": lambda: visattn.evaluate(vit().to("meta"), IMAGES, "rollout", "srg"),
             "heads": lambda: attention_heads(vit().to("meta"), IMAGES),
         }.items()
+    ),
+    *(
+        Call(f"{name}, an exported network", ask, "the model takes 2 images at a time, no more and no fewer: ")
+        for name, ask in {
+            "explain": lambda: visattn.explain(exported(), IMAGES[:1], "gradcam"),
+            "predict": lambda: visattn.predict(exported(), IMAGES[0]),
+            "list_methods": lambda: visattn.list_methods(exported(), IMAGES[:1]),
+            "evaluate": lambda: visattn.evaluate(exported(), torch.rand(3, 3, 64, 64), "edge", "srg"),
+            "evaluate as many": lambda: visattn.evaluate(exported(), torch.rand(2, 3, 64, 64), "edge", "srg"),
+        }.items()
+    ),
+    Call(
+        "an exported network, images of another size",
+        lambda: visattn.predict(exported(), IMAGES[:, :, :32]),
+        "the model does not take images of 3 x 32 x 64 (",
     ),
     Call("watch a traced network", lambda: watch(traced()), "a scripted or traced network cannot be looked into"),
     Call("watch a traced part", lambda: watch(Half()), "'part' is scripted or traced, and cannot be looked into"),
@@ -267,6 +290,8 @@ CASES = [
         Call(f"head {value!r}", attention(head=value), "needs head to be a whole number")
         for value in (True, "0", 0.0, [0])
     ),
+    Call("a layer without a name", classifier(layer=""), "layer is empty: name a module, such as 'layer2'"),
+    Call("an attention without a name", attention(layer=""), "''"),
     *(
         Call(f"layer {value!r}", attention(layer=value), "layer is the name or the number", TypeError)
         for value in (True, 1.0, [0])

@@ -5,6 +5,18 @@ import json
 from tests.bad_input.case import Command
 
 BLOCK = "import visattn\nvisattn.register_block({!r}, family='channel', paper='mine')(lambda channels: None)\n"
+FAILING = """
+import visattn
+from torch import nn
+
+@visattn.register_block("odd_block", family="channel", paper="mine")
+class Odd(nn.Module):
+    def __init__(self, channels, *, device=None, dtype=None):
+        super().__init__()
+
+    def forward(self, x):
+        raise ValueError("no")
+"""
 MODEL = "import timm\n@timm.models.register_model\ndef {}(pretrained=False, **kwargs): ...\n"
 
 
@@ -51,6 +63,8 @@ CASES = [
     plugin("odd_5.py", "import sys\nsys.exit(0)\n", "--plugin odd_5.py: line 2: it ends the program"),
     plugin("odd_6.py", BLOCK.format("se"), "--plugin odd_6.py: line 2: ValueError: block 'se' is already registered"),
     plugin("odd_7.py", MODEL.format("resnet18"), "--plugin odd_7.py: line 2: there is a model called 'resnet18'"),
+    plugin("odd_16.py", FAILING, "block 'odd_block' fails in 'test_resnet' on images of 3 x 32 x 32: ValueError: no",
+           "train --model test_resnet --attn odd_block --image-size 32"),
     plugin("odd_8.py", b"\x00", "--plugin odd_8.py"),
     plugin("odd_15.py", "# coding: foo\n", "--plugin odd_15.py: SyntaxError: unknown encoding: foo"),
     plugin("odd_9.py", b"\xff\xfe = 1", "--plugin odd_9.py"),

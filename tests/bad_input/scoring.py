@@ -84,6 +84,7 @@ def boxes(content: str):
     return prepare
 
 
+DEEP = "<annotation>" + "<a>" * 200_000  # comparing whole paths, a reader would take half a minute
 LAUGHS = '<!DOCTYPE a [<!ENTITY b "ha">]><annotation><object>&b;</object></annotation>'
 SMALL = "<bndbox><xmin>5</xmin><ymin>5</ymin><xmax>30</xmax><ymax>30</ymax></bndbox>"
 LARGE = f"<annotation><size><width>600</width><height>400</height></size><object>{SMALL}</object></annotation>"
@@ -113,7 +114,11 @@ CASES = [
         f"{START} --data a.png --masks masks", "is a JPEG, which blurs a mask: save it as PNG", prepare=blurred("jpg")
     ),
     Command(f"{START} --data a.png --masks masks", "is a WEBP, which blurs a mask", prepare=blurred("webp")),
-    Command(f"{START} --data a.png --masks masks", "is about an image of 400 x 600", prepare=boxes(LARGE)),
+    Command(
+        f"{START} --data a.png --masks masks",
+        "is about an image of 600 x 400, but its image is 60 x 40",
+        prepare=boxes(LARGE),
+    ),
     Command(f"{START} --data a.png --masks masks", "names no object", prepare=boxes("<html><body/></html>")),
     Command(
         f"{START} --data a.png --masks masks",
@@ -144,7 +149,30 @@ CASES = [
     Call("NaN in weights", broken, "are not finite (NaN or infinite): are its weights?"),
     Call("one class only", lambda: evaluate(number=1), "scores need a classifier with two classes or more"),
     Call("no classes to score", lambda: evaluate(number=0), "scores need a classifier with two classes or more"),
-    Call("no such data", lambda: visattn.evaluate(timm.create_model("test_resnet"), "nowhere"), "there are no images"),
+    *(
+        Call(
+            f"no such data, {kind}",
+            lambda data=data: visattn.evaluate(timm.create_model("test_resnet"), data, "edge"),
+            "there are no images to score heatmaps on (nowhere.png: no such file or folder",
+        )
+        for kind, data in {
+            "one": "nowhere.png",
+            "a path": [Path("nowhere.png")],
+            "many": ["nowhere.png", *map(str, range(1000))],
+            "a long name": ["nowhere.png", "x" * 5000],
+        }.items()
+    ),
+    Call(
+        "no such model",
+        lambda: visattn.evaluate(Path("nowhere"), torch.rand(2, 3, 64, 64)),
+        "no model: there is no file and no folder 'nowhere'",
+    ),
+    *(
+        Call(
+            f"{key} is no function", lambda key=key: evaluate(**{key: 5}), f"{key} must be a function, got 5", TypeError
+        )
+        for key in ("note", "track")
+    ),
     Call("a model by number", lambda: visattn.evaluate(3), "the model must be a network, a run folder", TypeError),
     Call("another size", lambda: one_picture((1, 3, 32, 32)), "of 1 images of 64 x 64, and these are 1 of 32 x 32"),
     Call("another number", lambda: one_picture((2, 3, 64, 64)), "of 1 images of 64 x 64, and these are 2 of 64 x 64"),
@@ -156,11 +184,12 @@ CASES = [
     Call("a share of nothing", lambda: one_picture(share=0), "share is a number above 0 and at most 1, got 0"),
     Command(f"{START} --metrics nothing", "unknown metric 'nothing'"),
     Command(f"{START} --methods rollout --data photos", "none of the methods fits the model"),
-    Command(f"{START} --data nowhere", "there are no images to score heatmaps on"),
+    Command(f"{START} --data nowhere", "there are no images to score heatmaps on (nowhere: no such file or"),
     Command(f"{START} --data a.png --masks nowhere", "there is no folder 'nowhere' of masks"),
     Command(f"{START} --data a.png --masks photos", "holds no masks"),
-    Command(f"{START} --data a.png --masks masks", "is 41 x 60, but its image is 40 x 60 pixels", prepare=masks),
+    Command(f"{START} --data a.png --masks masks", "is 60 x 41, but its image is 60 x 40 pixels", prepare=masks),
     Command(f"{START} --data a.png --masks masks", "declares a document type", prepare=boxes(LAUGHS)),
+    Command(f"{START} --data a.png --masks masks", "is not XML: ", prepare=boxes(DEEP)),
     Command(f"{START} --data a.png --masks masks", "is not XML", prepare=boxes("no")),
     Command(f"{START} --out photos", "has files that visattn evaluate did not write"),
     Command(f"{START} --steps 0 --data photos", "steps must be at least 1"),

@@ -21,6 +21,11 @@ def run_of_ours(folder: Path) -> None:
     (folder / "plain.yaml").write_text("name: null\nout: runs\n")  # as bundled settings have it
 
 
+def linked_lock(folder: Path) -> None:
+    run_of_ours(folder)
+    (folder / "mine" / ".lock").symlink_to("../executed")  # which must not come into being
+
+
 def unreadable(folder: Path) -> None:
     for path in (folder / "photos" / "cat").iterdir():
         path.write_bytes(b"no image")
@@ -37,7 +42,11 @@ CASES = [
     Command(
         "train --resume mine --config plain.yaml", "is not a whole checkpoint: it ends too early", prepare=run_of_ours
     ),
-    Command(f"{RUN} --data folder --root photos --out o", "File exists: 'o'", 1, prepare=dangling),
+    Command(f"{RUN} --data folder --root photos --out o", "cannot write to 'o' (File exists)", prepare=dangling),
+    Command(f"{RUN} --out /proc/runs", "cannot write to '/proc/runs' (No such file or directory)"),
+    Command(f"{RUN} --optimizer adahessian", "--optimizer adahessian needs second derivatives"),
+    Command(f"{RUN} --out new/{'x' * 300}", "(File name too long)"),
+    Command("train --resume mine", "cannot write to 'mine/.lock' (Too many levels", prepare=linked_lock),
     Command("train --resume mine --name new", "--name 'new': a resumed run stays in its folder", prepare=run_of_ours),
     Command("train --resume mine --out o", "--out 'o': a resumed run stays in its folder", prepare=run_of_ours),
     Command("train --resume mine --config other.yaml", "--name 'other': a resumed run", prepare=run_of_ours),

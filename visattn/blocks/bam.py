@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, reduced, register_block
+from visattn.blocks.primitives import Pointwise, mean_places
 from visattn.core.arguments import Device, DType, positive
 
 
@@ -51,10 +52,10 @@ class BAM(Gate):
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = reduced(channels, rd_ratio)
         self.channel = nn.Sequential(
-            nn.Conv2d(channels, hidden, 1, **factory),
+            Pointwise(channels, hidden, **factory),
             nn.BatchNorm2d(hidden, **factory),
             nn.ReLU(),
-            nn.Conv2d(hidden, channels, 1, **factory),
+            Pointwise(hidden, channels, **factory),
         )
         wide: dict[str, Any] = {"kernel_size": 3, "padding": dilation, "dilation": dilation}
         self.spatial = nn.Sequential(
@@ -66,5 +67,5 @@ class BAM(Gate):
 
     def attention(self, x: Tensor) -> Tensor:
         """Gate (B, C, H, W), between 1 and 2."""
-        channel = self.channel(x.mean((2, 3), keepdim=True))  # (B, C, 1, 1)
+        channel = self.channel(mean_places(x))  # (B, C, 1, 1)
         return 1 + torch.sigmoid(channel * self.spatial(x))

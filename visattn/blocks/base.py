@@ -14,11 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
+from visattn.blocks.announced import announced, from_same_package, import_announced, package, says
+from visattn.blocks.primitives import gate
 from visattn.core.arguments import numbers, whole
 from visattn.listing import shown
 from visattn.registry import Registry, suggest
 
-FAMILIES = ("channel", "spatial", "mixed", "self", "hard")
+# What the blocks of each family attend to, unless they say something else.
+ATTENDS = {
+    "channel": "channels",
+    "spatial": "places",
+    "mixed": "channels and places",
+    "self": "pairs of places",
+    "hard": "a few places",
+}
+FAMILIES = tuple(ATTENDS)
 
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
@@ -31,6 +41,7 @@ class BlockInfo:
     factory: Callable[..., nn.Module]
     family: str
     paper: str
+    attends: str
 
 
 BLOCKS: Registry[BlockInfo] = Registry("block")
@@ -40,13 +51,14 @@ LARGEST = 2**20  # any number among the options of a block
 RESERVED: dict[str, str] = {}  # names that no block may have, and why; filled by modules that use those names
 
 
-def register_block(name: str, *, family: str, paper: str) -> Callable[[Factory], Factory]:
+def register_block(name: str, *, family: str, paper: str, attends: str | None = None) -> Callable[[Factory], Factory]:
     """Register a block class (or any factory whose first argument is ``channels``) under a name.
 
     Args:
         name: how :func:`create_block` finds it; a name that is already taken raises.
         family: ``channel``, ``spatial``, ``mixed``, ``self`` or ``hard``.
         paper: where the block comes from.
+        attends: what it attends to, if not to what its family does (``ATTENDS``).
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
@@ -59,25 +71,64 @@ def register_block(name: str, *, family: str, paper: str) -> Callable[[Factory],
         raise ValueError(f"unknown block family {family!r}: {suggest(family, FAMILIES)}")
     if not isinstance(paper, str) or not paper.strip():
         raise ValueError(f"block {name!r} needs a paper: where it comes from, in words, got {paper!r}")
+    if attends is not None and not (isinstance(attends, str) and attends.strip()):
+        raise ValueError(f"block {name!r} attends to something, in words, such as 'channels', got {attends!r}")
 
     def register(factory: Factory) -> Factory:
         if not callable(factory) or isinstance(factory, nn.Module):
             raise TypeError(
                 f"block {name!r} needs a class, or a function of the number of channels, got {type(factory).__name__}"
             )
-        BLOCKS.add(name, BlockInfo(name, factory, family, paper))
+        BLOCKS.add(name, BlockInfo(name, factory, family, paper, attends or ATTENDS[family]))
         return factory
 
     return register
 
 
 def block_info(name: str) -> BlockInfo:
-    """Registry entry of a name; an unknown name raises and suggests the closest."""
+    """Registry entry of a name; an unknown name raises and suggests the closest.
+
+    A block that another package announces (:mod:`visattn.blocks.announced`) is imported now.
+    """
+    if isinstance(name, str) and name not in BLOCKS:
+        if name not in announced():
+            raise ValueError(f"unknown block {name!r}: {suggest(name, list_blocks())}")
+        if problem := _problem(name):
+            raise ValueError(problem)
+        import_announced(name)
+        if name not in BLOCKS:
+            raise ValueError(f"{says(name)} that it does not register: @visattn.register_block({name!r}, ...)")
     return BLOCKS[name]
+
+
+def is_imported(name: str) -> bool:
+    """Whether a block is registered, and not only announced by a package that was not imported yet."""
+    return name in BLOCKS
+
+
+def unusable_announcements() -> list[str]:
+    """One line for every block that another package announces in vain: its name is taken, or none."""
+    return [problem for name in announced() if (problem := _problem(name))]
+
+
+def _problem(name: str) -> str | None:
+    entries = announced()[name]
+    if len(entries) > 1:
+        return (
+            f"{' and '.join(sorted(map(package, entries)))} announce a block of the same name, {name!r}: uninstall one"
+        )
+    reason = RESERVED.get(name)
+    if not NAME.fullmatch(name):
+        reason = "a name has letters, digits and single underscores between them"
+    elif name in BLOCKS and not from_same_package(BLOCKS[name].factory, entries[0]):
+        reason = "there is another one of this name"
+    return f"{says(name)} that cannot be used: {reason}" if reason else None
 
 
 def list_blocks(pattern: str = "*", *, family: str | None = None) -> list[str]:
     """Sorted names of the blocks that match a glob and belong to a family.
+
+    Blocks that other packages announce are among them; their family is known once they were imported.
 
     >>> list_blocks("nonlocal*", family="self")
     ['nonlocal', 'nonlocal_concat', 'nonlocal_dot', 'nonlocal_gaussian']
@@ -86,7 +137,10 @@ def list_blocks(pattern: str = "*", *, family: str | None = None) -> list[str]:
         raise TypeError(f"pattern is a name or a glob, such as 'nonlocal*', got {pattern!r}")
     if family is not None and family not in FAMILIES:
         raise ValueError(f"unknown block family {family!r}: {suggest(family, FAMILIES)}")
-    return [name for name in BLOCKS if fnmatch.fnmatchcase(name, pattern) and family in (None, BLOCKS[name].family)]
+    names = [name for name in BLOCKS if family in (None, BLOCKS[name].family)]
+    if family is None:
+        names = sorted({*names, *(name for name in announced() if not _problem(name))})
+    return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
 
 
 def create_block(name: str, channels: int, /, **kwargs: Any) -> nn.Module:
@@ -95,9 +149,9 @@ def create_block(name: str, channels: int, /, **kwargs: Any) -> nn.Module:
     ``device`` and ``dtype`` can be given for any block; one that does not take them itself is moved there.
 
     >>> create_block("se", 64, rd_ratio=1 / 8).fc1
-    Conv2d(64, 8, kernel_size=(1, 1), stride=(1, 1))
+    Pointwise(64, 8, kernel_size=(1, 1), stride=(1, 1))
     """
-    factory = BLOCKS[name].factory
+    factory = block_info(name).factory
     parameters = list(inspect.signature(factory).parameters.values())
     elsewhere: dict[str, Any] = {}
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -108,6 +162,9 @@ def create_block(name: str, channels: int, /, **kwargs: Any) -> nn.Module:
                 raise TypeError(
                     f"block {name!r} has no argument {key!r}: {suggest(key, valid)} (valid: {', '.join(valid)})"
                 )
+    dtype = kwargs.get("dtype", elsewhere.get("dtype"))
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1):
+        raise TypeError(f"block {name!r} computes in torch.float32, float64, bfloat16 or float16, got dtype={dtype!r}")
     width = whole(channels)
     if width is None or width < 1:
         raise ValueError(f"block {name!r} needs a positive number of channels, got {channels!r}")
@@ -151,7 +208,7 @@ def _watch_inputs(block: Any, name: str, channels: int) -> None:
     """Have a block say what it takes when it is given something else."""
     block.built_as = (name, channels)
     block.register_forward_pre_hook(takes_maps)
-    norms: list[Any] = [module for module in block.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms: list[Any] = [module for module in block.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
     for norm in norms:
         norm.built_for = name
         norm.register_forward_pre_hook(takes_several_numbers)
@@ -210,4 +267,4 @@ class Gate(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """The gated input, (B, C, H, W)."""
-        return x * self.attention(x)
+        return gate(x, self.attention(x))

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, reduced, register_block
+from visattn.blocks.primitives import Pointwise, gate, gate_by_max_mean, max_mean_places
 from visattn.blocks.spatial import SpatialAttention
 from visattn.core.arguments import Device, DType
 
@@ -39,14 +40,24 @@ class MaxMeanChannel(Gate):
     def __init__(self, channels: int, *, rd_ratio: float = 1 / 16, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         hidden = reduced(channels, rd_ratio)
-        self.fc1 = nn.Conv2d(channels, hidden, 1, device=device, dtype=dtype)
-        self.fc2 = nn.Conv2d(hidden, channels, 1, device=device, dtype=dtype)
+        self.fc1 = Pointwise(channels, hidden, device=device, dtype=dtype)
+        self.fc2 = Pointwise(hidden, channels, device=device, dtype=dtype)
+
+    def weigh(self, peak: Tensor, mean: Tensor) -> Tensor:
+        """Channel gate from the maximum and the mean of every channel, all (B, C, 1, 1)."""
+        mean = self.fc2(F.relu(self.fc1(mean)))
+        peak = self.fc2(F.relu(self.fc1(peak)))
+        return torch.sigmoid(mean + peak)
 
     def attention(self, x: Tensor) -> Tensor:
         """Channel gate (B, C, 1, 1)."""
-        mean = self.fc2(F.relu(self.fc1(x.mean((2, 3), keepdim=True))))
-        peak = self.fc2(F.relu(self.fc1(x.amax((2, 3), keepdim=True))))
-        return torch.sigmoid(mean + peak)
+        return self.weigh(*max_mean_places(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The gated input, (B, C, H, W)."""
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return gate_by_max_mean(x, (2, 3), self.weigh)
+        return x * self.attention(x)
 
 
 @register_block("cbam", family="mixed", paper="Woo et al., ECCV 2018, arXiv:1807.06521")
@@ -75,7 +86,7 @@ class CBAM(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         """The product of both gates, (B, C, H, W)."""
         channel = self.channel.attention(x)
-        return channel * self.spatial.attention(x * channel)
+        return channel * self.spatial.attention(gate(x, channel))
 
     def forward(self, x: Tensor) -> Tensor:
         """The gated input, (B, C, H, W)."""

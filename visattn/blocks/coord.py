@@ -23,12 +23,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn.blocks.base import Gate, reduced, register_block
+from visattn.blocks.base import reduced, register_block
+from visattn.blocks.primitives import gate_rows_columns, mean
 from visattn.core.arguments import Device, DType
 
 
-@register_block("coord", family="mixed", paper="Hou et al., CVPR 2021, arXiv:2103.02907")
-class Coordinate(Gate):
+@register_block(
+    "coord", family="mixed", paper="Hou et al., CVPR 2021, arXiv:2103.02907", attends="channels, rows and columns"
+)
+class Coordinate(nn.Module):
     """One gate along the height times one along the width, for every channel.
 
     Args:
@@ -54,10 +57,20 @@ class Coordinate(Gate):
         self.row = nn.Conv2d(hidden, channels, 1, **factory)
         self.column = nn.Conv2d(hidden, channels, 1, **factory)
 
-    def attention(self, x: Tensor) -> Tensor:
-        """Gate (B, C, H, W)."""
-        rows = x.mean(3, keepdim=True)  # (B, C, H, 1)
-        columns = x.mean(2, keepdim=True).transpose(2, 3)  # (B, C, W, 1)
+    def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The gate of every row (B, C, H, 1) and of every column (B, C, 1, W)."""
+        rows = mean(x, 3)  # (B, C, H, 1)
+        columns = mean(x, 2).transpose(2, 3)  # (B, C, W, 1)
         f = F.hardswish(self.bn(self.reduce(torch.cat([rows, columns], dim=2))))  # (B, C', H + W, 1)
         along_h, along_w = f.split([x.shape[2], x.shape[3]], dim=2)
-        return torch.sigmoid(self.row(along_h)) * torch.sigmoid(self.column(along_w)).transpose(2, 3)
+        return torch.sigmoid(self.row(along_h)), torch.sigmoid(self.column(along_w)).transpose(2, 3)
+
+    def attention(self, x: Tensor) -> Tensor:
+        """The product of both gates, (B, C, H, W)."""
+        row, column = self.gates(x)
+        return row * column
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The gated input, (B, C, H, W)."""
+        row, column = self.gates(x)
+        return gate_rows_columns(x, row, column)

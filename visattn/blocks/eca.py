@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
+from visattn.blocks.primitives import mean_places
 from visattn.core.arguments import Device, DType
 
 
@@ -57,5 +58,5 @@ class EfficientChannel(Gate):
 
     def attention(self, x: Tensor) -> Tensor:
         """Channel gate (B, C, 1, 1)."""
-        z = x.mean((2, 3)).unsqueeze(1)  # (B, 1, C)
+        z = mean_places(x).flatten(2).mT  # (B, 1, C)
         return torch.sigmoid(self.conv(z)).transpose(1, 2).unsqueeze(-1)  # (B, C, 1, 1)

@@ -16,9 +16,10 @@ torch.Size([2, 64, 8, 8])
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from visattn.blocks.base import Gate, register_block
+from visattn.blocks.primitives import Pointwise, mean_places
 from visattn.core.arguments import Device, DType
 
 
@@ -32,8 +33,8 @@ class EffectiveSqueezeExcite(Gate):
 
     def __init__(self, channels: int, *, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
-        self.fc = nn.Conv2d(channels, channels, 1, device=device, dtype=dtype)
+        self.fc = Pointwise(channels, channels, device=device, dtype=dtype)
 
     def attention(self, x: Tensor) -> Tensor:
         """Channel gate (B, C, 1, 1)."""
-        return F.hardsigmoid(self.fc(x.mean((2, 3), keepdim=True)))
+        return F.hardsigmoid(self.fc(mean_places(x)))

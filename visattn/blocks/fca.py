@@ -25,9 +25,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from visattn.blocks.base import Gate, reduced, register_block
+from visattn.blocks.primitives import Pointwise
 from visattn.core.arguments import Device, DType
 from visattn.core.precision import precise
 
@@ -81,8 +82,8 @@ class FrequencyChannel(Gate):
         self.register_buffer("rows", cosine_basis(u, size).to(dtype), persistent=False)  # (C, S)
         self.register_buffer("columns", cosine_basis(v, size).to(dtype), persistent=False)
         hidden = reduced(channels, rd_ratio)
-        self.fc1 = nn.Conv2d(channels, hidden, 1, bias=False, device=device, dtype=dtype)
-        self.fc2 = nn.Conv2d(hidden, channels, 1, bias=False, device=device, dtype=dtype)
+        self.fc1 = Pointwise(channels, hidden, bias=False, device=device, dtype=dtype)
+        self.fc2 = Pointwise(hidden, channels, bias=False, device=device, dtype=dtype)
 
     def attention(self, x: Tensor) -> Tensor:
         """Channel gate (B, C, 1, 1)."""

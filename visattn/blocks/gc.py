@@ -24,10 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import reduced, register_block
+from visattn.blocks.primitives import Pointwise, attention_pool
 from visattn.core.arguments import Device, DType
 
 
-@register_block("gc", family="channel", paper="Cao et al., ICCVW 2019, arXiv:1904.11492")
+@register_block("gc", family="channel", paper="Cao et al., ICCVW 2019, arXiv:1904.11492", attends="places")
 class GlobalContext(nn.Module):
     """Attention pooling with one query for all positions -> bottleneck -> added to every position.
 
@@ -40,9 +41,9 @@ class GlobalContext(nn.Module):
         super().__init__()
         hidden = reduced(channels, rd_ratio)
         self.key = nn.Conv2d(channels, 1, 1, device=device, dtype=dtype)
-        self.fc1 = nn.Conv2d(channels, hidden, 1, device=device, dtype=dtype)
+        self.fc1 = Pointwise(channels, hidden, device=device, dtype=dtype)
         self.norm = nn.LayerNorm([hidden, 1, 1], device=device, dtype=dtype)
-        self.fc2 = nn.Conv2d(hidden, channels, 1, device=device, dtype=dtype)
+        self.fc2 = Pointwise(hidden, channels, device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -52,10 +53,9 @@ class GlobalContext(nn.Module):
 
     def attention(self, x: Tensor) -> Tensor:
         """How much each position contributes to the context; (B, 1, H, W), sums to one."""
-        return F.softmax(self.key(x).flatten(2), dim=-1).view(x.shape[0], 1, *x.shape[2:])
+        return attention_pool(x, self.key)[1]
 
     def forward(self, x: Tensor) -> Tensor:
         """The input plus its transformed context, (B, C, H, W)."""
-        weights = self.attention(x).flatten(2)  # (B, 1, N)
-        context = (x.flatten(2) @ weights.mT).unsqueeze(-1)  # (B, C, 1, 1)
+        x, _, context = attention_pool(x, self.key)
         return x + self.fc2(F.relu(self.norm(self.fc1(context))))

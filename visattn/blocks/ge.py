@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, reduced, register_block
+from visattn.blocks.primitives import Pointwise, mean_places
 from visattn.core.arguments import Device, DType
 
 PAPER = "Hu et al., NeurIPS 2018, arXiv:1810.12348"
@@ -61,7 +62,7 @@ class GatherExcite(Gate):
     def attention(self, x: Tensor) -> Tensor:
         """Gate (B, C, 1, 1) for a global extent, (B, C, H, W) otherwise."""
         if self.extent == 0:
-            return torch.sigmoid(x.mean((2, 3), keepdim=True))
+            return torch.sigmoid(mean_places(x))
         e = self.extent
         gathered = F.avg_pool2d(x, 2 * e - 1, stride=e, padding=e - 1, count_include_pad=False)
         return torch.sigmoid(_spread(gathered, x))
@@ -144,8 +145,8 @@ class GatherExcitePlus(GatherExciteTheta):
     ) -> None:
         super().__init__(channels, extent=extent, size=size, device=device, dtype=dtype)
         hidden = reduced(channels, rd_ratio)
-        self.fc1 = nn.Conv2d(channels, hidden, 1, device=device, dtype=dtype)
-        self.fc2 = nn.Conv2d(hidden, channels, 1, device=device, dtype=dtype)
+        self.fc1 = Pointwise(channels, hidden, device=device, dtype=dtype)
+        self.fc2 = Pointwise(hidden, channels, device=device, dtype=dtype)
 
     def attention(self, x: Tensor) -> Tensor:
         """Gate (B, C, 1, 1) if the whole map is gathered, (B, C, H, W) otherwise."""

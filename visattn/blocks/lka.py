@@ -6,7 +6,8 @@ Guo et al., *Visual Attention Network*, Computational Visual Media 2023, https:/
 
 a 21x21 receptive field from a depthwise, a dilated depthwise and a pointwise convolution, without a sigmoid.
 
-Differences from the paper: none. VAN wraps this core in two more 1x1 convolutions, a GELU and a shortcut.
+Differences from the paper: none. VAN wraps this core in two more 1x1 convolutions, a GELU and a shortcut. It has no
+stride; here the output is averaged over stride x stride pixels.
 
 >>> import torch
 >>> LargeKernel(64)(torch.randn(2, 64, 8, 8)).shape
@@ -20,19 +21,36 @@ from typing import Any
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
+from visattn.blocks.primitives import gate
+from visattn.blocks.widths import output_width
+from visattn.blocks.windows import averages
 from visattn.core.arguments import Device, DType
 
 
-@register_block("lka", family="spatial", paper="Guo et al., CVM 2023, arXiv:2202.09741")
+@register_block("lka", family="spatial", paper="Guo et al., CVM 2023, arXiv:2202.09741", attends="channels and places")
 class LargeKernel(Gate):
     """A decomposed 21x21 convolution as the gate.
 
     Args:
         channels: C.
+        out_channels: of the output; none but C, since the gate multiplies the input.
+        stride: the output is averaged over stride x stride pixels.
     """
 
-    def __init__(self, channels: int, *, device: Device = None, dtype: DType = None) -> None:
+    def __init__(
+        self,
+        channels: int,
+        *,
+        out_channels: int | None = None,
+        stride: int = 1,
+        device: Device = None,
+        dtype: DType = None,
+    ) -> None:
         super().__init__()
+        width = output_width("lka", channels, out_channels, stride)
+        if width != channels:
+            raise ValueError(f"lka multiplies its input of {channels} channels: it cannot have an output of {width}")
+        self.stride = stride
         factory: dict[str, Any] = {"groups": channels, "device": device, "dtype": dtype}
         self.local = nn.Conv2d(channels, channels, 5, padding=2, **factory)
         self.distant = nn.Conv2d(channels, channels, 7, padding=9, dilation=3, **factory)
@@ -41,3 +59,7 @@ class LargeKernel(Gate):
     def attention(self, x: Tensor) -> Tensor:
         """Gate (B, C, H, W), of either sign."""
         return self.mix(self.distant(self.local(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The gated input, (B, C, H / stride, W / stride)."""
+        return averages(gate(x, self.attention(x)), self.stride)

@@ -10,14 +10,17 @@ where q, k, v are bias-free 1x1 convolutions (``qkv``), d = C / heads, and r^h, 
 
 Differences from the paper: the paper's tables are bound to one map size S; here a map of another size reads them by
 linear interpolation (the corners of the table stay the corners of the map), so that any size works. Four heads, as
-there. Since the positional term of a query depends on a key's row and column alone, it is written as H + W additional
-features of query (r·q) and key (one-hot), and the whole runs on the fused kernel without an N x N bias.
+there; with a stride, the output is averaged over stride x stride pixels, as there. Since the positional term of a query
+depends on a key's row and column alone, it is written as H + W additional features of query (r·q) and key (one-hot),
+and the whole runs on the fused kernel without an N x N bias.
 
 >>> import torch
 >>> mhsa = MultiHeadSelfAttention2d(64)
 >>> x = torch.randn(2, 64, 8, 6)
 >>> mhsa(x).shape, mhsa.attention(x).shape
 (torch.Size([2, 64, 8, 6]), torch.Size([2, 4, 48, 48]))
+>>> MultiHeadSelfAttention2d(64, out_channels=32, stride=2)(x).shape
+torch.Size([2, 32, 4, 3])
 """
 
 from __future__ import annotations
@@ -29,31 +32,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
+from visattn.blocks.widths import output_width
+from visattn.blocks.windows import all_pairs, averages, by_column, by_row, resample_offsets, with_places
 from visattn.core.arguments import Device, DType, positive
 from visattn.core.attention import fused_attention
 from visattn.core.energies import dot
-
-
-def resample_offsets(table: Tensor, size: int) -> Tensor:
-    """Relative embeddings (2S - 1, d) of offsets -(S-1)..S-1, read at 2·size - 1 offsets between the same ends."""
-    span = (table.shape[0] - 1) // 2
-    if size == span + 1:
-        return table
-    if size == 1:
-        return table[span : span + 1]  # the only offset is zero
-    # The i-th of 2·size - 1 offsets lies at i·span / (size - 1) of the table; integers keep this exact.
-    position = torch.arange(2 * size - 1, device=table.device) * span
-    below = position // (size - 1)
-    fraction = (position % (size - 1)).to(table.dtype).unsqueeze(1) / (size - 1)
-    return torch.lerp(table[below], table[(below + 1).clamp_max(2 * span)], fraction)
-
-
-def _relative(query: Tensor, table: Tensor) -> Tensor:
-    """q·r for queries (..., L, M, d) at position 0..L-1 of an axis and every position of it: (..., L, M, L)."""
-    length = query.shape[-3]
-    position = torch.arange(length, device=query.device)
-    embeddings = resample_offsets(table, length)[position - position[:, None] + length - 1]  # (L, L, d)
-    return query @ embeddings.mT
 
 
 @register_block("mhsa", family="self", paper="Srinivas et al., CVPR 2021, arXiv:2101.11605")
@@ -61,22 +44,34 @@ class MultiHeadSelfAttention2d(nn.Module):
     """All-to-all attention over the map, aware of how far apart two pixels are.
 
     Args:
-        channels: C.
+        channels: of the input.
+        out_channels: C of the output; as many as of the input unless given.
+        stride: the output is averaged over stride x stride pixels.
         heads: must divide C.
         size: side S of the map that the position tables are stored for.
     """
 
     def __init__(
-        self, channels: int, *, heads: int = 4, size: int = 14, device: Device = None, dtype: DType = None
+        self,
+        channels: int,
+        *,
+        out_channels: int | None = None,
+        stride: int = 1,
+        heads: int = 4,
+        size: int = 14,
+        device: Device = None,
+        dtype: DType = None,
     ) -> None:
         super().__init__()
+        width = output_width("mhsa", channels, out_channels, stride)
         positive("mhsa", size=size)
-        if heads < 1 or channels % heads:
-            raise ValueError(f"{heads} heads do not divide {channels} channels")
+        if heads < 1 or width % heads:
+            raise ValueError(f"{heads} heads do not divide {width} channels")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.heads = heads
-        self.head_dim = channels // heads
-        self.qkv = nn.Conv2d(channels, 3 * channels, 1, bias=False, **factory)
+        self.head_dim = width // heads
+        self.stride = stride
+        self.qkv = nn.Conv2d(channels, 3 * width, 1, bias=False, **factory)
         self.rel_h = nn.Parameter(torch.empty(2 * size - 1, self.head_dim, **factory))
         self.rel_w = nn.Parameter(torch.empty(2 * size - 1, self.head_dim, **factory))
         self.reset_parameters()
@@ -92,13 +87,9 @@ class MultiHeadSelfAttention2d(nn.Module):
         qkv = self.qkv(x).unflatten(1, (3, self.heads, self.head_dim)).flatten(4).mT  # (B, 3, heads, N, d)
         query, key, value = qkv.unbind(1)
         grid = query.unflatten(2, (height, width))  # (B, heads, H, W, d)
-        along_h = _relative(grid, self.rel_h)  # (B, heads, H, W, H)
-        along_w = _relative(grid.transpose(2, 3), self.rel_w).transpose(2, 3)  # (B, heads, H, W, W)
-        row = torch.eye(height, device=x.device, dtype=key.dtype).repeat_interleave(width, 0)  # (N, H)
-        column = torch.eye(width, device=x.device, dtype=key.dtype).repeat(height, 1)  # (N, W)
-        place = torch.cat([row, column], dim=1).expand(*key.shape[:2], -1, -1)
-        query = torch.cat([query, torch.cat([along_h, along_w], dim=-1).flatten(2, 3)], dim=-1)
-        return query, torch.cat([key, place], dim=-1), value
+        along_h = by_row(grid, all_pairs(resample_offsets(self.rel_h, height)))  # (B, heads, H, W, H)
+        along_w = by_column(grid, all_pairs(resample_offsets(self.rel_w, width)))  # (B, heads, H, W, W)
+        return *with_places(grid, key, along_h, along_w), value
 
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other, (B, heads, N, N)."""
@@ -106,8 +97,8 @@ class MultiHeadSelfAttention2d(nn.Module):
         return F.softmax(dot(query, key) * self.head_dim**-0.5, dim=-1).to(x.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+        """(B, C_in, H, W) -> (B, C, H / stride, W / stride)."""
         query, key, value = self._tokens(x)
         context = fused_attention(query, key, value, scale=self.head_dim**-0.5)
         tokens = context.transpose(1, 2).flatten(2)  # (B, N, C)
-        return laid_out_like(tokens.mT.unflatten(2, x.shape[2:]), x)
+        return laid_out_like(averages(tokens.mT.unflatten(2, x.shape[2:]), self.stride), x)

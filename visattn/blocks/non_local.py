@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn.blocks.base import reduced, register_block
+from visattn.blocks.base import laid_out_like, reduced, register_block
 from visattn.core import Attention
 from visattn.core.arguments import Device, DType
 from visattn.core.energies import dot
@@ -118,7 +118,7 @@ class PairwiseBlock(nn.Module, ABC):
         """The input plus what each position has collected, (B, C, H, W)."""
         query, key = self._queries_keys(x)
         context = self._context(query, key, tokens(self.g(self._pooled(x))))
-        y = context.mT.unflatten(2, x.shape[2:])  # (B, d, H, W)
+        y = laid_out_like(context.mT.unflatten(2, x.shape[2:]), x)  # (B, d, H, W)
         return x + self.bn(self.out(y))
 
 

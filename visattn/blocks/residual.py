@@ -56,7 +56,9 @@ def _resize(x: Tensor, like: Tensor) -> Tensor:
     return F.interpolate(x, size=like.shape[2:], mode="bilinear", align_corners=True)
 
 
-@register_block("residual", family="spatial", paper="Wang et al., CVPR 2017, arXiv:1704.06904")
+@register_block(
+    "residual", family="spatial", paper="Wang et al., CVPR 2017, arXiv:1704.06904", attends="channels and places"
+)
 class ResidualMask(Gate):
     """A bottom-up, top-down mask that can only strengthen what it selects: (1 + M(x)) x.
 

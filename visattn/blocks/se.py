@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from visattn.blocks.base import Gate, reduced, register_block
+from visattn.blocks.primitives import Pointwise, mean_places
 from visattn.core.arguments import Device, DType
 
 
@@ -42,10 +43,10 @@ class SqueezeExcite(Gate):
     ) -> None:
         super().__init__()
         hidden = reduced(channels, rd_ratio)
-        self.fc1 = nn.Conv2d(channels, hidden, 1, bias=bias, device=device, dtype=dtype)
-        self.fc2 = nn.Conv2d(hidden, channels, 1, bias=bias, device=device, dtype=dtype)
+        self.fc1 = Pointwise(channels, hidden, bias=bias, device=device, dtype=dtype)
+        self.fc2 = Pointwise(hidden, channels, bias=bias, device=device, dtype=dtype)
 
     def attention(self, x: Tensor) -> Tensor:
         """Channel gate (B, C, 1, 1)."""
-        z = x.mean((2, 3), keepdim=True)  # (B, C, 1, 1)
+        z = mean_places(x)  # (B, C, 1, 1)
         return torch.sigmoid(self.fc2(F.relu(self.fc1(z))))

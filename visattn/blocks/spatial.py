@@ -22,16 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
+from visattn.blocks.primitives import gate_by_max_mean, max_mean
 from visattn.core.arguments import Device, DType
 
 
-def max_mean(x: Tensor, dim: int = 1) -> Tensor:
-    """Maximum and mean along an axis, stacked on the channel axis: (B, 2, ...)."""
-    return torch.stack([x.amax(dim), x.mean(dim)], dim=1)
-
-
 class MaxMeanGate(nn.Module):
-    """σ(BN(conv([max; mean]))): a map over the two axes that are left when ``dim`` is pooled away.
+    """σ(BN(conv([max; mean]))): a map from the maximum and the mean along one axis.
 
     Args:
         kernel_size: an odd number.
@@ -44,9 +40,9 @@ class MaxMeanGate(nn.Module):
         self.conv = nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False, device=device, dtype=dtype)
         self.bn = nn.BatchNorm2d(1, momentum=0.01, device=device, dtype=dtype)
 
-    def forward(self, x: Tensor, dim: int = 1) -> Tensor:
-        """(B, C, H, W) -> (B, 1, ·, ·)."""
-        return torch.sigmoid(self.bn(self.conv(max_mean(x, dim))))
+    def forward(self, peak: Tensor, mean: Tensor) -> Tensor:
+        """(B, 1, ·, ·) each -> (B, 1, ·, ·)."""
+        return torch.sigmoid(self.bn(self.conv(torch.cat([peak, mean], dim=1))))
 
 
 @register_block("spatial", family="spatial", paper="Woo et al., ECCV 2018, arXiv:1807.06521")
@@ -70,4 +66,10 @@ class SpatialAttention(Gate):
 
     def attention(self, x: Tensor) -> Tensor:
         """Spatial gate (B, 1, H, W)."""
-        return self.gate(x)
+        return self.gate(*max_mean(x, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The gated input, (B, C, H, W)."""
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return gate_by_max_mean(x, (1,), self.gate)
+        return x * self.attention(x)

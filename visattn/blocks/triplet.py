@@ -21,11 +21,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from visattn.blocks.base import Gate, register_block
+from visattn.blocks.primitives import max_mean
 from visattn.blocks.spatial import MaxMeanGate
 from visattn.core.arguments import Device, DType
 
 
-@register_block("triplet", family="mixed", paper="Misra et al., WACV 2021, arXiv:2010.03045")
+@register_block("triplet", family="mixed", paper="Misra et al., WACV 2021, arXiv:2010.03045", attends="pairs of axes")
 class Triplet(Gate):
     """The mean of three gates, one for each pair of axes.
 
@@ -43,6 +44,8 @@ class Triplet(Gate):
 
     def attention(self, x: Tensor) -> Tensor:
         """Gate (B, C, H, W)."""
-        over_cw = self.channel_width(x, dim=2).transpose(1, 2)  # (B, 1, C, W) -> (B, C, 1, W)
-        over_hc = self.height_channel(x.transpose(1, 2), dim=3).permute(0, 3, 2, 1)  # (B, 1, H, C) -> (B, C, H, 1)
-        return (over_cw + over_hc + self.height_width(x)) / 3
+        peak, mean = max_mean(x, 2)  # (B, C, 1, W)
+        over_cw = self.channel_width(peak.transpose(1, 2), mean.transpose(1, 2)).transpose(1, 2)  # (B, C, 1, W)
+        peak, mean = max_mean(x, 3)  # (B, C, H, 1), for the gate (B, 1, H, C)
+        over_hc = self.height_channel(peak.permute(0, 3, 2, 1), mean.permute(0, 3, 2, 1)).permute(0, 3, 2, 1)
+        return (over_cw + over_hc + self.height_width(*max_mean(x, 1))) / 3

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 
 import visattn
-from visattn.cli import blocks, evaluate, heatmap, predict
+from visattn.cli import bench, blocks, evaluate, heatmap, places, predict
 from visattn.cli.streams import Printing, make_writable, printed
 from visattn.files import at_home, printable, straight, without_empty_folders
 from visattn.missing import MissingPackage, saying_what_to_install
-from visattn.models.plugins import load_plugin
+from visattn_command import reading_flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +37,8 @@ def _run(argv: list[str]) -> int:
     evaluate.add_command(commands)
     predict.add_command(commands)
     blocks.add_command(commands)
+    places.add_command(commands)
+    bench.add_command(commands)
     for name, command in commands.choices.items():
         if name != "train":
             command.add_argument(
@@ -48,11 +50,14 @@ def _run(argv: list[str]) -> int:
             )
     try:
         with printed():
-            arguments = parser.parse_args(argv)
-            for name, value in vars(arguments).items():
-                if value == "" or (value == [] and name != "plugin"):  # --layers=-- is an empty list to argparse
-                    flag = name if name == "pattern" else f"--{name.replace('_', '-')}"
-                    raise ValueError(f"{flag} is empty")
+            with reading_flags():
+                arguments = parser.parse_args(argv)
+                for name, value in vars(arguments).items():
+                    if value == "" or (value == [] and name != "plugin"):  # --layers=-- is an empty list to argparse
+                        flag = name if name in ("pattern", "network") else f"--{name.replace('_', '-')}"
+                        raise ValueError(f"{flag} is empty")
+            from visattn.models.plugins import load_plugin
+
             for name in ("weights", "out"):
                 if getattr(arguments, name, None) is not None:
                     setattr(arguments, name, at_home(getattr(arguments, name)))

@@ -43,7 +43,7 @@ def check_flags(arguments: Sequence[str], known: set[str]) -> None:
         key = _key(argument)
         if key == "trainer":
             raise ValueError("--trainer takes no value: use --trainer.NAME, or 'trainer:' in a --config file")
-        if key in known | {"help", "config", "plugin"} or key.removeprefix("no_") in known:
+        if key in known | {"help", "config", "plugin", "trainer.help"} or key.removeprefix("no_") in known:
             continue
         if any(key.startswith(f"{each}.") for each in known - {"trainer"}):
             continue  # a key inside a dictionary or class: jsonargparse checks it

@@ -16,10 +16,8 @@ from visattn.cli.inputs import (
     named_model,
     progress,
 )
-from visattn.examination import WITH_PATCHES
-from visattn.heatmaps.aim import OF
+from visattn.constants import OF, ON_SHEETS, WITH_PATCHES
 from visattn.listing import shown
-from visattn.report.views import ON_SHEETS
 
 EPILOG = f"""\
 examples:

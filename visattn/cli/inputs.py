@@ -109,11 +109,11 @@ def named_model(arguments: argparse.Namespace) -> tuple[Trained, Preparation]:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[list[Any]], Iterable[Any]]]:
-    """Show a progress bar; yields a function that wraps the iterable to track."""
+def progress(what: str = "images") -> Iterator[Callable[[list[Any]], Iterable[Any]]]:
+    """Show a progress bar of what is worked on; yields a function that wraps the iterable to track."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        yield lambda items: bar.track(items, description="images")
+        yield lambda items: bar.track(items, description=what)

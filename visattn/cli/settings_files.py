@@ -13,8 +13,7 @@ from visattn.cli.flags import MANAGED, check_number, closest, pairs
 from visattn.files import at_home, configs_folder, read_text
 from visattn.listing import shown
 from visattn.registry import suggest
-from visattn.training.runs import ALONE
-from visattn.training.settings import Settings
+from visattn.training.settings import ALONE, Settings
 
 LARGEST = 100_000  # bytes of a configuration
 

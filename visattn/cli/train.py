@@ -1,19 +1,15 @@
-"""``python train.py`` and ``visattn train``: parse, train, report the outcome."""
+"""``python train.py`` and ``visattn train``."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from visattn.cli.parsing import parse
 from visattn.cli.streams import make_writable, printed
-from visattn.missing import saying_what_to_install
-from visattn.models.plugins import loaded
-from visattn.training import slurm
-from visattn.training.errors import NO_MEMORY, PROBLEMS, USAGE, one_line
-from visattn.training.ranks import end_together, on_first_process
-from visattn.training.signals import TOO_EARLY, Interrupted, Signals
-from visattn.training.train import train
+from visattn.constants import TOO_EARLY
+from visattn.files import in_words
+from visattn.missing import MissingPackage, saying_what_to_install
+from visattn_command import reading_flags
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
@@ -23,32 +19,13 @@ def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
     """
     make_writable()
     argv = list(sys.argv[1:] if argv is None else argv)
-    with Signals() as signals:
-        try:
-            with saying_what_to_install(), printed():
-                command = parse(argv, prog)
-                train(command.settings, command.trainer, command.to_yaml(argv), signals)
-            return 0
-        except Interrupted as stopped:
-            on_first_process(say_goodbye, stopped, requeue=stopped.number == signals.requeue)
-            end_together()
-            return 128 + stopped.number
-        except PROBLEMS as error:
-            print(f"{prog}: {one_line(error)}", file=sys.stderr)
-            return 2 if isinstance(error, USAGE) else 1
-        except RuntimeError as error:
-            if NO_MEMORY not in str(error):
-                raise
-            print(f"{prog}: {one_line(MemoryError(str(error).partition(NO_MEMORY)[2]))}", file=sys.stderr)
-            return 1
+    try:
+        with saying_what_to_install(), printed(), reading_flags(f"{TOO_EARLY}\n".encode()):
+            from visattn.cli.settings_parser import read_settings
 
-
-def say_goodbye(stopped: Interrupted, *, requeue: bool) -> None:
-    """Tell the user how to resume a stopped run, or have SLURM requeue it."""
-    if stopped.folder is None:
-        print(TOO_EARLY, file=sys.stderr)
-    else:
-        plugins = "".join(f" --plugin {plugin.name}" for plugin in loaded.values())
-        print(f"stopped and saved; resume with: python train.py --resume {stopped.folder}{plugins}", flush=True)
-    if requeue:
-        print(slurm.requeue(), flush=True)
+            read_settings(argv, prog)  # help and mistakes end here, without torch
+            from visattn.cli.training import run
+    except (ValueError, OSError, MissingPackage) as error:
+        print(f"{prog}: {in_words(error)}", file=sys.stderr)
+        return 1 if isinstance(error, OSError) else 2
+    return run(argv, prog)

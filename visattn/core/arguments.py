@@ -110,6 +110,18 @@ def yes_or_no(**values: Any) -> None:
             raise TypeError(f"{name} must be True or False, got {shown(value)}")
 
 
+def functions(**values: Any) -> None:
+    """Raise if one of these can neither be called nor is None.
+
+    >>> functions(note=5)
+    Traceback (most recent call last):
+    TypeError: note must be a function, got 5
+    """
+    for name, value in values.items():
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} must be a function, got {shown(value)}")
+
+
 def list_of_names(what: str, given: Any) -> list[str]:
     """Convert one name or several to a list, or raise.
 

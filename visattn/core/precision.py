@@ -22,9 +22,13 @@ def precise(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Run every operation in the precision of its operands."""
+def autocasting(device: torch.device) -> bool:
+    """Whether autocast is on for a kind of device."""
     # Compilers run where there is autocast; those of torch 2.8 and before cannot trace the question.
     known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device.type)
-    on = known and torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if on else nullcontext()
+    return known and torch.is_autocast_enabled(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Run every operation in the precision of its operands."""
+    return torch.autocast(device.type, enabled=False) if autocasting(device) else nullcontext()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.parsers import expat
@@ -17,6 +18,7 @@ from visattn.files import read_bytes, reason
 from visattn.listing import times
 
 LARGEST_XML = 16_000_000  # bytes
+DEEPEST = 4  # annotation/object/bndbox/xmin
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 
@@ -53,12 +55,12 @@ def read_annotation(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
         boxes, stated = read_boxes(path)
         if stated is not None and stated != size:
             raise ValueError(
-                f"{str(path)!r} is about an image of {times(stated)}, but its image is {times(size)} pixels"
+                f"{str(path)!r} is about an image of {_pixels(stated)}, but its image is {_pixels(size)} pixels"
             )
         for left, top, right, bottom in boxes:
             if not (1 <= left <= right <= size[1] and 1 <= top <= bottom <= size[0]):
                 box = (left, top, right, bottom)
-                raise ValueError(f"{str(path)!r}: the box {box} is not in an image of {times(size)} pixels")
+                raise ValueError(f"{str(path)!r}: the box {box} is not in an image of {_pixels(size)} pixels")
             mask[top - 1 : bottom, left - 1 : right] = True
         return mask
     try:
@@ -66,7 +68,7 @@ def read_annotation(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
     except BadImage as error:
         raise ValueError(f"{error.path}: {error.reason}") from None
     if picture.shape[:2] != size:
-        raise ValueError(f"{str(path)!r} is {times(picture.shape[:2])}, but its image is {times(size)} pixels")
+        raise ValueError(f"{str(path)!r} is {_pixels(picture.shape[:2])}, but its image is {_pixels(size)} pixels")
     with Image.open(path) as grey:
         if grey.format in ("JPEG", "WEBP", "AVIF"):
             raise ValueError(f"{str(path)!r} is a {grey.format}, which blurs a mask: save it as PNG")
@@ -87,10 +89,12 @@ def read_boxes(path: Path) -> tuple[list[Box], tuple[int, int] | None]:
 
     def start(name: str, _attributes: Any) -> None:
         where.append(name)
-        if where[1:] == ["object"]:
+        if len(where) == 2 and name == "object":
             boxes.append({})
 
     def text(content: str) -> None:
+        if len(where) > DEEPEST:
+            return
         inside = {"object/bndbox": boxes[-1] if boxes else {}, "size": size}.get("/".join(where[1:-1]))
         if inside is not None:
             inside[where[-1]] = inside.get(where[-1], "") + content
@@ -112,6 +116,11 @@ def read_boxes(path: Path) -> tuple[list[Box], tuple[int, int] | None]:
     if not boxes:
         raise ValueError(f"{str(path)!r} names no object, as Pascal VOC's annotations do")
     return [_box(box, path) for box in boxes], _size(size)
+
+
+def _pixels(size: Sequence[int]) -> str:
+    """Width and height, as people say it, and as boxes have it."""
+    return times(size[::-1])
 
 
 def _size(stated: dict[str, str]) -> tuple[int, int] | None:

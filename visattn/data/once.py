@@ -15,6 +15,7 @@ try:
 except ImportError:  # Windows: every process fetches for itself
     fcntl = None  # type: ignore[assignment]
 
+UNLOCKABLE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # a file system without locks
 STALLED = 60.0  # seconds without a byte, after which a download has failed
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ def fetched(find: Callable[[], T | None], fetch: Callable[[], None], lock: Path)
                 continue
             stream.seek(0)
             reason = stream.read()
-            if not _is(lock, stream):  # the previous holder has finished
+            if not is_at(lock, stream):  # the previous holder has finished
                 if reason:
                     raise ValueError(reason)
                 continue
@@ -71,12 +72,12 @@ def _locked(stream: IO[str]) -> bool:
         except OSError as error:
             if error.errno == errno.ESTALE:  # deleted by another machine
                 return False
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            if error.errno not in UNLOCKABLE:
                 raise
     return True
 
 
-def _is(path: Path, stream: IO[str]) -> bool:
+def is_at(path: Path, stream: IO[str]) -> bool:
     """Whether an open file is still the one at this path."""
     try:
         return os.path.samestat(path.stat(), os.fstat(stream.fileno()))

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from visattn.constants import OF
 from visattn.core.precision import precise
 from visattn.modules import why_refused
 from visattn.registry import suggest
 
-OF = ("logit", "log_probability", "probability")  # of a class
 EVERY = slice(None)
 
 
@@ -24,7 +24,8 @@ class Aim:
     """What is explained; by default the logit of a class.
 
     Args:
-        of: which number of the class, one of :data:`OF`. A log-probability leaves out what speaks for all classes.
+        of: which number of the class, one of :data:`visattn.constants.OF`. A log-probability leaves out what speaks
+            for all classes.
         versus: (B,), classes whose number is subtracted.
         function: from what the model returns to (B,), instead of a class.
         vector: (B, D), with which the model's features are compared by their cosine, instead of a class.

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from visattn.listing import times
-from visattn.modules import check_default_device, is_of_others, timm_config, underlying, why_refused
+from visattn.modules import check_default_device, is_of_others, refusal, timm_config, underlying, why_refused
 
 
 def inspectable(model: nn.Module) -> nn.Module:
@@ -68,9 +67,8 @@ def refusals_explained(model: nn.Module, images: Tensor, advice: str = "") -> It
         try:
             with torch.no_grad():
                 model(images[:1])
-        except Exception as refusal:  # a network can refuse an image in any way it likes
-            size = times(images.shape[1:])
-            raise ValueError(f"the model does not take images of {size} ({why_refused(refusal)}){advice}") from error
+        except Exception as refused:  # a network can refuse an image in any way it likes
+            raise ValueError(f"{refusal(images, refused)}{advice}") from error
         if is_of_others(error) and not isinstance(error, TypeError | ValueError):  # a hook for gradients, say
             raise ValueError(f"something fails while the model is looked into ({why_refused(error)})") from error
         raise

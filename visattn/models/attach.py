@@ -25,6 +25,7 @@ from visattn.models.arguments import PLACEMENT
 from visattn.models.image_shape import ImageShape
 from visattn.models.layout import Place
 from visattn.models.places import choose, survey_places
+from visattn.models.replaced import check_known, restore_convolutions
 from visattn.models.survey import called
 from visattn.models.swapping import restore_attention, swap_attention
 from visattn.models.wrapper import Attached
@@ -67,9 +68,9 @@ def attach(
         The same model.
     """
     check_default_device()
-    network = _changeable(model)
-    if at is not None and not all(isinstance(each, str) for each in ([at] if not isinstance(at, list | tuple) else at)):
-        raise TypeError(f"at is a name, or a list of names, of modules; got {at!r}")
+    network = changeable(model, "attach")
+    if at is not None:
+        check_names(at)
     if isinstance(block, str) and block == "patch":
         if init != "identity" or stack or example is not None:
             raise TypeError("patch attention takes at= and its own options; not init=, stack= or example=")
@@ -139,18 +140,28 @@ def attach_at(
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Remove all attached blocks; the network is exactly as before, with its weights as they are now."""
-    network = _changeable(model)
-    restored = restore_attention(network)
-    if not unwrap(network) and not restored:
+    """Remove all attached blocks, and put back all replaced convolutions with the weights that they had.
+
+    The network is exactly as before, with its own weights as they are now.
+    """
+    network = changeable(model, "detach")
+    check_known(network)
+    restored = [restore(network) for restore in (restore_attention, unwrap, restore_convolutions)]
+    if not any(restored):
         raise ValueError("nothing is attached to this model")
     return model
 
 
-def _changeable(model: nn.Module) -> nn.Module:
-    """The network inside a compiled or replicated one; raise if it can no longer be changed."""
+def check_names(at: Any) -> None:
+    """Raise unless this is a name, or a list of names."""
+    if not all(isinstance(each, str) for each in ([at] if not isinstance(at, list | tuple) else at)):
+        raise TypeError(f"at is a name, or a list of names, of modules; got {at!r}")
+
+
+def changeable(model: nn.Module, function: str) -> nn.Module:
+    """The network inside a compiled or replicated one; raise if that function can no longer change it."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"attach takes a network, got {type(model).__name__}; to build one by name: create_model")
+        raise TypeError(f"{function} takes a network, got {type(model).__name__}; to build one by name: create_model")
     network = underlying(model)
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         raise ValueError("blocks go in and out before DistributedDataParallel: it shares the gradients it began with")

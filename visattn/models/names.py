@@ -17,7 +17,7 @@ import torch
 from timm.models import PretrainedCfg
 from torch import nn
 
-from visattn.blocks import block_info, list_blocks
+from visattn.blocks import list_blocks
 from visattn.blocks.base import RESERVED
 from visattn.core.arguments import whole, yes_or_no
 from visattn.hard.glimpses import PREFIX, GlimpseNetwork, glimpse_config
@@ -26,8 +26,9 @@ from visattn.hard.scout import Scout
 from visattn.listing import shown
 from visattn.models.arguments import ORIGIN, PLACEMENT
 from visattn.models.attach import Init, attach_at, check_init
-from visattn.models.places import choose, survey_places
-from visattn.models.resnet import BOUND, paper_places
+from visattn.models.places import survey_places, usual_places
+from visattn.models.replacing import replace_at
+from visattn.models.resnet import BOUND, paper_replacements
 from visattn.models.swapping import PATCH_ATTENTION, swap_attention
 from visattn.registry import suggest
 
@@ -115,7 +116,8 @@ def create_model(
 
     In a ResNet the block sits where its paper puts it (:mod:`visattn.models.resnet`), elsewhere behind every residual
     block, or every stage. Without pretrained weights it starts as in its paper. With pretrained weights it is
-    blended in with a gain of zero, so that the model computes exactly what the backbone does.
+    blended in with a gain of zero, so that the model computes exactly what the backbone does; but one that its paper
+    puts in the place of convolutions (``resnet50_halo``) starts as there, without what these had learned.
 
     Args:
         name: of a timm model, with or without ``_<attention>`` and ``.<weights>``.
@@ -158,12 +160,9 @@ def create_model(
     if attn in PATCH_ATTENTION:
         return swap_attention(model, **{**PATCH_ATTENTION[attn], **options})
     found = survey_places(model)
-    places = paper_places(model, found, attn)
-    if not places:
-        family = block_info(attn).family
-        at = "stages" if family in ("self", "hard") or attn in ("bam", "residual") else None
-        chosen = choose(model, found, at)
-        places = {place: {} for place in (chosen[-1:] if family == "hard" else chosen)}
+    if replaced := paper_replacements(model, found, attn):
+        return replace_at(model, attn, {name: {**settings, **options} for name, settings in replaced.items()})
+    places = usual_places(model, found, attn)
     chosen_options = {place: {**settings, **options} for place, settings in places.items()}
     if attn in BOUND and config and any(each.get("size") is not None for each in chosen_options.values()):
         config["min_input_size"] = tuple(found.input_shape[1:])

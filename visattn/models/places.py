@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from visattn.blocks import block_info
 from visattn.listing import first_few
 from visattn.models.layout import Place
+from visattn.models.resnet import paper_places
 from visattn.models.survey import Survey, survey
 from visattn.models.wrapper import replace_slot
 from visattn.modules import HookOfThread, timm_config, why_refused
@@ -93,8 +95,29 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
     return chosen
 
 
+def usual_places(
+    model: nn.Module, found: Survey, block: str, chosen: Callable[[str | None], list[Place]] | None = None
+) -> dict[Place, dict[str, Any]]:
+    """Where a block goes unless somebody says otherwise, with the options used there.
+
+    In a ResNet that is where its paper puts it; elsewhere behind every residual block, or every stage. ``chosen`` can
+    be given to remember what :func:`choose` said about an ``at``.
+    """
+    family = block_info(block).family
+    if places := paper_places(model, found, block):
+        return places
+    at = "stages" if family in ("self", "hard") or block in ("bam", "residual") else None
+    every = choose(model, found, at) if chosen is None else chosen(at)
+    return {place: {} for place in (every[-1:] if family == "hard" else every)}
+
+
 def _could_match(places: Mapping[str, Place]) -> str:
     return f"feature maps: {first_few(list(places), 8) or 'none'}"
+
+
+def is_doubtful(places: Iterable[Place]) -> bool:
+    """Whether class tokens, before the pixels or beside them in a tuple, may be all that the output reads."""
+    return any(place.layout.prefix or place.index is not None for place in places)
 
 
 def reaching_output(model: nn.Module, found: Survey, places: Sequence[Place]) -> list[Place]:
@@ -103,7 +126,7 @@ def reaching_output(model: nn.Module, found: Survey, places: Sequence[Place]) ->
     This is in question only for networks with class tokens (before the pixels, or beside them in a tuple): of the last
     blocks, the output may read that token alone. A copy of the network is run once, forwards and backwards.
     """
-    doubtful = [place for place in places if place.layout.prefix or place.index is not None]
+    doubtful = [place for place in places if is_doubtful([place])]
     if not doubtful:
         return list(places)
     outputs: dict[Place, Tensor] = {}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from visattn.hard.scout import Scout
 from visattn.models.layout import Layout, Place, recognise
+from visattn.models.replaced import replacements
 from visattn.models.wrapper import NAME, WRAPPED, plain_name
 from visattn.models.wrapping import attachments, unwrapped
 from visattn.modules import sharing_copy, weightless_copy
@@ -28,9 +29,10 @@ SHORTCUT = frozenset(
     for name in (
         *("Add", "Alias", "AsStrided", "Cat", "Clone", "ConstantPadNd", "Expand", "Gelu", "Hardswish", "Hardtanh"),
         *("LeakyRelu", "Mish", "Permute", "Relu", "ReshapeAlias", "Roll", "Select", "Silu", "Slice", "Split"),
-        *("SplitWithSizes", "Squeeze", "ToCopy", "Transpose", "T", "UnsafeView", "Unsqueeze", "View"),
+        *("SplitWithSizes", "Squeeze", "ToCopy", "Transpose", "T", "UnsafeView", "Unsqueeze", "View", "_Blend"),
     )
 )
+ADDITION = ("AddBackward", "_BlendBackward")  # the second is that of a block that is attached already
 
 
 @dataclass
@@ -145,7 +147,7 @@ def _runs_around(output: Tensor, inputs: Tensor) -> bool:
             continue
         kind = node.name().rstrip("0123456789")
         if kind in SHORTCUT:
-            todo += [(after, added or kind == "AddBackward") for after, _ in node.next_functions]
+            todo += [(after, added or kind in ADDITION) for after, _ in node.next_functions]
     return False
 
 
@@ -227,9 +229,11 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
         return hook
 
     # No gradient leads from a scout's maps to the answer.
-    scouts = [name for name, module in modules.items() if isinstance(module, Scout)]
+    scouts = tuple(f"{name}." for name, module in modules.items() if isinstance(module, Scout))
+    inner = tuple(f"{name}." for name in replacements(model))  # what a block is made of is its own affair
     for name, module in outer.items():
-        if name and NAME not in name.split(".") and not any(f"{name}.".startswith(f"{scout}.") for scout in scouts):
+        hidden = NAME in name.split(".") or f"{name}.".startswith(scouts) or name.startswith(inner)
+        if name and not hidden:
             module.register_forward_hook(visit(name), with_kwargs=True)
     with torch.enable_grad():
         model(example)

@@ -8,12 +8,14 @@ attributes, items and the keys of ``state_dict`` are the module's own. The keys 
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from visattn.blocks.primitives import blend
 from visattn.models.image_shape import ImageShape
 from visattn.models.layout import Place, in_format_of
 
@@ -65,16 +67,23 @@ class Attached(nn.Module):
         feature = layout.to_map(x, size)
         changed = self.block(feature)
         if self.gain is not None:
-            change = changed - feature
-            # Behind a gain of zero nothing changes, even if a block overflows in float16: zero times infinity is NaN.
-            change = change.where((self.gain != 0) | change.isfinite(), 0)
-            # In the arrangement of x, so that strides, and with them the bits of what follows, stay the same.
-            return x + layout.from_map(self.gain * change, torch.zeros_like(x))
+            changed = blend(feature, changed, self.gain)
+            if layout.prefix:
+                # In the arrangement of x, so that strides, and with them the bits of what follows, stay the same.
+                return x + layout.from_map(changed - feature, torch.zeros_like(x))
+            return layout.from_map(changed, x)
         return in_format_of(x, layout.from_map(changed, x))
 
     def extra_repr(self) -> str:
         """Layout, for print(model)."""
         return str(self.place.layout)
+
+
+def failed_block(error: BaseException) -> Attached | None:
+    """The attached block inside which an error was raised, if it was one."""
+    passed = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    attached = [each for each in passed if isinstance(each, Attached)]
+    return next((each for each in reversed(attached) if any(each.block is other for other in passed)), None)
 
 
 def replace_slot(output: Any, index: int | None, change: Callable[[Tensor], Tensor]) -> Any:

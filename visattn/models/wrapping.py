@@ -67,13 +67,14 @@ def take_away(model: nn.Module, place: str) -> None:
     wrapper = wrappers(model)[place]
     del wrapper._modules[NAME][-1]  # type: ignore[union-attr, operator]
     if not wrapper._blocks and wrapper._image is None:
-        _put_back(model, wrapper)
+        exchange(model, wrapper, wrapper._wrapped)
 
 
-def _put_back(model: nn.Module, wrapper: WithAttention) -> None:
+def exchange(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in the place of another, wherever in the network that stands."""
     for parent in list(model.modules()):
-        for child in [child for child, each in parent._modules.items() if each is wrapper]:
-            parent._modules[child] = wrapper._wrapped
+        for child in [child for child, each in parent._modules.items() if each is old]:
+            parent._modules[child] = new
 
 
 def watched_image(model: nn.Module, entry: str) -> ImageShape:
@@ -95,9 +96,7 @@ def _wrap(model: nn.Module, name: str) -> WithAttention:
     if isinstance(module, WithAttention):
         return module
     wrapper = WithAttention(module)
-    for parent in list(model.modules()):
-        for child in [child for child, each in parent._modules.items() if each is module]:
-            parent._modules[child] = wrapper
+    exchange(model, module, wrapper)
     return wrapper
 
 

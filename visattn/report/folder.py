@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from visattn.files import made_by, read_manifest, replacing, write_json
+from visattn.constants import ON_SHEETS
+from visattn.files import check_writable, made_by, read_manifest, replacing, unwritable, write_json
 from visattn.report.figures import overlay, save_pixels
 from visattn.report.page import write_page
 from visattn.report.paths import draw_fixations
 from visattn.report.sheets import draw_channels, draw_comparison, draw_grid, draw_strip
 from visattn.report.stems import Stems
-from visattn.report.views import ON_SHEETS, Finding
+from visattn.report.views import Finding
 
 LETTERS = 12  # of a layer's name above a small picture
 KINDS = ("channels", "fixations", "grid", "depth")  # of pictures beside those of the methods
@@ -82,10 +82,10 @@ def make_folder(path: Path, manifest: str, maker: str) -> None:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
+        check_writable(path)
         foreign = sorted(entry.name for entry in path.iterdir()) if made_by(path / manifest) != maker else []
     except OSError as error:
-        raise ValueError(f"cannot write to {str(path)!r} ({error.strerror})") from error
+        raise unwritable(path, error) from error
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise ValueError(

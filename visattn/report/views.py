@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-ON_SHEETS = 96  # images on the comparison sheets and the page
-
 Heatmap: TypeAlias = NDArray[np.float32]  # (H, W) in [0, 1], or in [-1, 1] if it has a sign
 
 

@@ -14,8 +14,7 @@ from visattn.core.arguments import at_least_one
 from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.inputs import as_batch, inspectable
 from visattn.heatmaps.targets import Class, class_names, resolve
-from visattn.listing import times
-from visattn.modules import sharing_copy, why_refused
+from visattn.modules import refusal, sharing_copy, why_refused
 from visattn.scoring.fills import Filler
 from visattn.scoring.ranking import Removal
 
@@ -187,4 +186,4 @@ def _refusals(x: Tensor) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise ValueError("the device is out of memory: lower the batch size") from error
     except Exception as error:  # a network can refuse an image in any way it likes
-        raise ValueError(f"the model does not take images of {times(x.shape[1:])} ({why_refused(error)})") from error
+        raise ValueError(refusal(x, error)) from error

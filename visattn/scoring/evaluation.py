@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 
-from visattn.core.arguments import Device, at_least_one, checked_seed, list_of_names, whole, yes_or_no
+from visattn.core.arguments import Device, at_least_one, checked_seed, functions, list_of_names, whole, yes_or_no
 from visattn.heatmaps import METHODS, best_method, fitting_methods, list_methods
 from visattn.heatmaps.methods.base import AUTO, check_method
 from visattn.heatmaps.targets import Class
@@ -83,6 +83,7 @@ def evaluate(
     """
     check_default_device()
     yes_or_no(balanced=balanced)
+    functions(note=note, track=track)
     wanted, named = chosen_metrics(metrics)
     FILLS[fill]
     steps, batch_size = at_least_one("steps", steps, 1000), at_least_one("batch_size", batch_size, 2**16)
@@ -153,7 +154,10 @@ def _arguments(methods: str | Sequence[str] | Mapping[str, Mapping[str, Any]]) -
 
 
 def _reasons(left_out: Sequence[tuple[str, str]]) -> str:
-    return "; ".join(f"{what}: {why}" for what, why in left_out)
+    by_reason: dict[str, list[str]] = {}
+    for what, why in left_out:
+        by_reason.setdefault(why, []).append(what)
+    return "; ".join(f"{', '.join(what)}: {why}" for why, what in by_reason.items())
 
 
 def _fitting(

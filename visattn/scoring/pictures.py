@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from visattn.listing import evenly
+from visattn.listing import evenly, first_few
 from visattn.scoring.localisation import check_masks
 
 if TYPE_CHECKING:
@@ -92,20 +92,28 @@ def _files(data: Any, masks: Any, preparation: Preparation, number: int, leave_o
     from visattn.data.annotations import find_annotations, read_annotation
     from visattn.data.images import gather, read_batches
 
+    reasons: list[str] = []
+
+    def note(what: str, why: str) -> None:
+        reasons.append(f"{what}: {why}")
+        leave_out(what, why)
+
     annotations = None if masks is None else find_annotations(masks)
-    found = gather(data, leave_out)
+    found = gather(data, note)
     if annotations is not None:
-        found = [*_with_masks(found, annotations, leave_out)]
+        found = [*_with_masks(found, annotations, note)]
     names, read, seen = [], [], []
-    for ((name, image),) in read_batches(evenly(found, number), 1, leave_out):
+    for ((name, image),) in read_batches(evenly(found, number), 1, note):
         if annotations is not None:
             mask = preparation.mask(read_annotation(annotations[Path(name).stem], image.shape[:2]))
             if mask.all() or not mask.any():
-                leave_out(name, "what the model sees of it is all object" if mask.any() else "its object is not seen")
+                note(name, "what the model sees of it is all object" if mask.any() else "its object is not seen")
                 continue
             seen.append(mask)
         names.append(name)
         read.append(image)
+    if not read:
+        raise ValueError(f"there are no images to score heatmaps on ({first_few([each[:120] for each in reasons], 2)})")
     return _together(names, read, seen if annotations is not None else None, preparation)
 
 
@@ -126,7 +134,5 @@ def _together(
     masks: Sequence[NDArray[np.bool_]] | None,
     preparation: Preparation,
 ) -> Pictures:
-    if not images:
-        raise ValueError("there are no images to score heatmaps on")
     inputs = preparation.batch(images)
     return Pictures(tuple(names), inputs, None if masks is None else torch.from_numpy(np.stack(masks)))

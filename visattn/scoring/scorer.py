@@ -72,6 +72,7 @@ class Scorer:
     def explain(self, arguments: dict[str, dict[str, Any]], track: Callable[[list[Any]], Iterable[Any]] | None) -> None:
         """Make the heatmaps of all methods, given their arguments of ``explain``."""
         engine, methods, self.arguments = self.engine, list(arguments), arguments
+        found: list[Explanation] = []
         with Meter(self.model) as meter:
             for method in methods if track is None else track(methods):
                 cost = Cost()
@@ -85,7 +86,8 @@ class Scorer:
                 self.rankings[method] = Ranking(torch.cat([each.raw for each in found]), self.seed)
                 heat = torch.cat([each.heatmap for each in found])
                 self.heatmaps[method] = (255 * heat.clamp(min=0)).round().byte().numpy()
-        self.shown = np.concatenate([each.pixels() for each in found])
+        if found:
+            self.shown = np.concatenate([each.pixels() for each in found])
 
     def _put(self, metric: str, method: str, values: Tensor) -> None:
         self.values.setdefault(metric, {})[method] = values.detach().float().cpu().numpy()

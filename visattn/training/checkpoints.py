@@ -135,6 +135,8 @@ def check_resumable(
             f"the checkpoint is not of the model {settings.model!r}: resume it with the model and data it "
             "started with (--resume FOLDER alone takes them from the folder's config.yaml)"
         )
+    if sparse := [key for key, weight in weights.items() if weight.layout != torch.strided]:
+        raise ValueError(f"the checkpoint has sparse weights ({sparse[0]}), which the model has not: it was edited")
     parameters = {key for key, _ in model.named_parameters()}
     if broken := [key for key in weights if key in parameters and _is_broken(weights[key])]:
         raise ValueError(

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from visattn.data.loader import IGNORE
 from visattn.models.patch import Patch
+from visattn.models.replaced import replacements
 from visattn.models.saving.weights import CARD_KEY
 from visattn.models.wrapper import NAME
 from visattn.models.wrapping import wrappers
@@ -195,7 +196,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def _freeze_backbone(model: nn.Module) -> Iterator[nn.Module]:
-    """Freeze all but attached attention, decision modules and the classifier; yield what must stay in evaluation mode.
+    """Freeze all but the blocks, decision modules and the classifier; yield what must stay in evaluation mode.
 
     That is every module of the backbone, even one with a block inside, but not those that contain the classifier.
     """
@@ -203,11 +204,12 @@ def _freeze_backbone(model: nn.Module) -> Iterator[nn.Module]:
         raise ValueError(f"--freeze-backbone: {type(model).__name__} has no backbone to freeze")
     parts = [*new_parts(model), *(module for module in model.modules() if isinstance(module, Patch))]
     trained = {id(module) for part in parts for module in part.modules()}
-    behind = {id(module) for wrapper in wrappers(model).values() for module in wrapper.visattn.modules()}
+    blocks = [*(wrapper.visattn for wrapper in wrappers(model).values()), *replacements(model).values()]
+    inside = {id(module) for block in blocks for module in block.modules()}
     for module in model.modules():
         if id(module) in trained:
             continue
         for parameter in module.parameters(recurse=False):
             parameter.requires_grad_(False)
-        if not any(id(child) in trained - behind for child in module.modules()):
+        if not any(id(child) in trained - inside for child in module.modules()):
             yield module

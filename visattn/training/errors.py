@@ -7,7 +7,7 @@ import traceback
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from visattn.files import printable
+from visattn.files import in_words
 from visattn.missing import MissingPackage
 
 # Errors that the user can fix; anything else is a bug of ours and keeps its traceback.
@@ -25,10 +25,7 @@ def one_line(error: BaseException) -> str:
         return f"the device is out of memory: lower --batch-size, or raise --accumulate ({reason})"
     if isinstance(error, MemoryError):
         return f"out of memory: lower --batch-size or --image-size ({' '.join(str(error).split())[:100]})"
-    if isinstance(error, OSError) and error.strerror:
-        where = f": {error.filename!r}" if error.filename else ""
-        return f"{error.strerror}{where}"
-    return printable(str(error)) or type(error).__name__
+    return in_words(error)
 
 
 def modules_of(error: BaseException) -> list[str]:

@@ -7,12 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, list_optimizers, param_groups_layer_decay, param_groups_weight_decay
+from timm.optim import (
+    create_optimizer_v2,
+    get_optimizer_info,
+    list_optimizers,
+    param_groups_layer_decay,
+    param_groups_weight_decay,
+)
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from visattn.models.replaced import replacements
 from visattn.models.wrapper import NAME, plain_name
 from visattn.policy import DecisionModule
 from visattn.registry import suggest
@@ -43,7 +50,7 @@ def gains(model: nn.Module) -> Iterator[str]:
 
 
 def new_parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Modules without pretrained weights: the classifier, attached attention and decision modules."""
+    """Modules without pretrained weights: the classifier, attached or replacing attention and decision modules."""
     if callable(get := getattr(model, "get_classifier", None)):
         classifier = get()
         yield from classifier if isinstance(classifier, tuple) else (classifier,)
@@ -51,6 +58,7 @@ def new_parts(model: nn.Module) -> Iterator[nn.Module]:
         number = getattr(model, "num_classes", None)
         linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
         yield from [module for module in linear if module.out_features == number][-1:]
+    yield from replacements(model).values()
     for module in model.modules():
         if NAME in module._modules:
             yield module.get_submodule(NAME)
@@ -74,7 +82,9 @@ class _PlainlyNamed:
 
 def check_optimizer(name: str) -> None:
     """Raise if timm has no such optimiser."""
-    known = [str(each) for each in list_optimizers()]
+    known = [str(each) for each in list_optimizers() if not get_optimizer_info(str(each)).second_order]
+    if name.lower() in list_optimizers() and name.lower() not in known:
+        raise ValueError(f"--optimizer {name} needs second derivatives, which a run does not compute")
     if name.lower() not in known:
         raise ValueError(f"unknown optimizer {name!r}: {suggest(name, known)}")
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from visattn.files import replacing
+from visattn.files import check_writable, replacing, unwritable
 from visattn.training import slurm
-from visattn.training.settings import Settings
+from visattn.training.claims import alone
+from visattn.training.settings import ALONE, Settings
 
-ALONE = "last"  # the value of a bare --resume
+FOLDERS = ("checkpoints", "tensorboard", "film")  # inside that of a run
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,10 @@ def find_run(settings: Settings, config: str) -> Run:
 
 @contextmanager
 def claimed(settings: Settings, config: str) -> Iterator[Run]:
-    """Create the folder of the run of `find_run`, so that runs that start at the same time get one each.
+    """Create the folder of the run of `find_run`, which no other process may train in meanwhile.
 
-    If an error occurs inside, folders that were created and are still empty are removed again.
+    Runs that start at the same time get one each. If an error occurs inside, folders that were created and are still
+    empty are removed again.
     """
     while True:
         run = find_run(settings, config)
@@ -125,16 +127,26 @@ def claimed(settings: Settings, config: str) -> Iterator[Run]:
         try:
             run.folder.mkdir(parents=True, exist_ok=not run.is_new)
             break
-        except FileExistsError:
-            if not (run.is_new and os.path.lexists(run.folder)):  # a file or a dangling link is in the way
-                raise
+        except OSError as error:
+            if isinstance(error, FileExistsError) and run.is_new and os.path.lexists(run.folder):
+                continue  # another run was faster
+            _remove_empty(made)
+            raise unwritable(error.filename, error) from error
     try:
-        yield run
+        for folder in (run.folder, *(run.folder / name for name in FOLDERS)):
+            if folder.is_dir():
+                check_writable(folder)  # now, rather than after an epoch
+        with alone(run.folder):
+            yield run
     except BaseException:
-        with suppress(OSError):
-            for folder in made:
-                folder.rmdir()
+        _remove_empty(made)
         raise
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _is_own(folder: Path, config: str) -> bool:

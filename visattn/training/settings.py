@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from visattn.registry import suggest
 
+ALONE = "last"  # the value of a bare --resume
+
 # Limits of a number: their key, their meaning, and their wording.
 LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "least": (operator.ge, "at least"),

@@ -14,10 +14,10 @@ from typing import Any
 
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
+from visattn.constants import TOO_EARLY
 from visattn.training.ranks import is_first
 
 ECHO = 2.0  # seconds within which a repeated signal counts once: schedulers and timeout(1) send it twice
-TOO_EARLY = "stopped before training began: nothing to save"
 
 
 class Interrupted(BaseException):

@@ -42,30 +42,35 @@ def train(settings: Settings, arguments: Mapping[str, Any], config: str, signals
         config: both of these as the text of a ``config.yaml``.
         signals: signals that end the run early.
     """
+    # A new folder, or that of the run to resume: no other process trains in it meanwhile.
+    with claimed(settings, config) if is_first() else nullcontext(find_run(settings, config)) as run:
+        train_in(run, settings, arguments, config, signals)
+
+
+def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config: str, signals: Signals) -> None:
+    """Train in the folder of a run."""
     began = time.perf_counter()
 
-    # A new folder, or that of the run to resume.
-    with claimed(settings, config) if is_first() else nullcontext(find_run(settings, config)) as run:
-        # Images, a model for them, and the images prepared for this model.
-        state, known = read_state(run)
-        split = None if state is None else recorded_split(state)
-        source = create_source(settings, split)
-        if state is not None and split is None and isinstance(source, Source) and source.split is not None:
-            on_first_process(print, UNRECORDED)
-        classifier = create_classifier(settings, source, resumed=run.checkpoint is not None)
-        data = create_data(settings, source, classifier.model)
-        classifier.card = card(settings, source, data, classifier.model)
-        if state is not None:  # before anything is written
-            check_resumable(state, known, classifier.model, settings, source.classes)
-            check_optimizer_state(state, classifier.model, settings)
-            if run.best.is_file():  # it is read only at the end, which may be days away
-                check_resumable(load_checkpoint(run.best), known, classifier.model, settings, source.classes)
-        is_complete = state is not None and epochs_done(state) >= settings.epochs
-        del state  # Lightning reads it again
-        film = create_film(run.folder, settings, classifier.model, data)
-        trainer = create_trainer(settings, run, arguments, signals, film)
-        if not is_complete:
-            on_first_process(start, run, config)
+    # Images, a model for them, and the images prepared for this model.
+    state, known = read_state(run)
+    split = None if state is None else recorded_split(state)
+    source = create_source(settings, split)
+    if state is not None and split is None and isinstance(source, Source) and source.split is not None:
+        on_first_process(print, UNRECORDED)
+    classifier = create_classifier(settings, source, resumed=run.checkpoint is not None)
+    data = create_data(settings, source, classifier.model)
+    classifier.card = card(settings, source, data, classifier.model)
+    if state is not None:  # before anything is written
+        check_resumable(state, known, classifier.model, settings, source.classes)
+        check_optimizer_state(state, classifier.model, settings)
+        if run.best.is_file():  # it is read only at the end, which may be days away
+            check_resumable(load_checkpoint(run.best), known, classifier.model, settings, source.classes)
+    is_complete = state is not None and epochs_done(state) >= settings.epochs
+    del state  # Lightning reads it again
+    film = create_film(run.folder, settings, classifier.model, data)
+    trainer = create_trainer(settings, run, arguments, signals, film)
+    if not is_complete:
+        on_first_process(start, run, config)
     on_first_process(announce, run, classifier, data, trainer, is_complete=is_complete)
 
     fit(trainer, classifier, data, run, arguments)

@@ -111,6 +111,8 @@ def place_at(model: nn.Module, example: Tensor, layer: str) -> Place:
     """The feature map behind a module of this name."""
     if not isinstance(layer, str):
         raise TypeError(f"layer is the name of a module, such as {look_at(model, example).name!r}, got {layer!r}")
+    if not layer:
+        raise ValueError(f"layer is empty: name a module, such as {look_at(model, example).name!r}")
     return cached(model, example, f"place at {layer}", lambda: _place_at(model, example, layer))
 
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visattn.core.arguments import at_least_one
+from visattn.core.precision import precise
 from visattn.heatmaps.methods.base import register_method, seeded
 from visattn.heatmaps.request import MethodResult, Request
 
@@ -73,7 +74,7 @@ def rise(request: Request, *, masks: int = 512, cells: int = 7, share: float = 0
         request.run()
         numbers = _numbers(request, drawn())  # (B, masks)
     numbers = numbers - numbers.mean(1, keepdim=True)
-    uncovered = torch.zeros(size).to(request.images)
+    uncovered = precise(torch.zeros(size).to(request.images))
     together = torch.zeros(len(numbers), uncovered.numel()).to(numbers)  # (B, H W)
     for some, each in zip(drawn(), numbers.split(AT_ONCE, 1), strict=True):
         uncovered += some.sum(0)
@@ -103,8 +104,10 @@ def _random_masks(number: int, cells: int, share: float, size: torch.Size, seed:
 
 def _numbers(request: Request, masks: Iterable[Tensor]) -> Tensor:
     """(B, masks): what is explained, for every image under every mask, given some masks at a time."""
-    return torch.cat(
-        [torch.stack([_under(request, image, some) for image in range(len(request.images))]) for some in masks], 1
+    return precise(
+        torch.cat(
+            [torch.stack([_under(request, image, some) for image in range(len(request.images))]) for some in masks], 1
+        )
     )
 
 

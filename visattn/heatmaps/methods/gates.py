@@ -79,9 +79,9 @@ def _gates(request: Request) -> tuple[dict[str, Tensor], dict[str, Tensor], dict
     related: dict[str, Affinities] = {}
 
     def note(name: str) -> Any:
-        def hook(module: nn.Module, args: Any) -> None:
-            (x,) = args
-            attention = module.attention(x)  # type: ignore[operator]
+        def hook(module: nn.Module, args: Any, options: Any) -> None:
+            x, *_ = args  # and a signal, where a block takes one
+            attention = module.attention(*args, **options)  # type: ignore[operator]
             attention = precise(attention.mask if isinstance(attention, Sampled) else attention)
             size = (x.shape[2], x.shape[3])
             if attention.shape[1:] == x.shape[1:] or attention.shape[1:] == (1, *size):
@@ -97,7 +97,8 @@ def _gates(request: Request) -> tuple[dict[str, Tensor], dict[str, Tensor], dict
         return hook
 
     handles = [
-        block.register_forward_pre_hook(HookOfThread(note(name))) for name, block in blocks_of(request.model).items()
+        block.register_forward_pre_hook(HookOfThread(note(name)), with_kwargs=True)
+        for name, block in blocks_of(request.model).items()
     ]
     try:
         request.run()

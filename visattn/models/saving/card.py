@@ -73,6 +73,7 @@ def model(value: Any, path: str) -> None:
 
 
 PATCH = record({"at": text(MODULE), "patch": options})
+REPLACE = record({"at": text(MODULE), "replace": text(MODEL_NAME), "options": options})
 BLOCK = record(
     {
         "at": text(MODULE),
@@ -91,9 +92,11 @@ BLOCK = record(
 
 
 def attachment(value: Any, path: str) -> None:
-    """A block and its place, or other attention inside a transformer."""
+    """A block and its place, other attention inside a transformer, or a block in the place of a convolution."""
     if isinstance(value, dict) and "patch" in value:
         return PATCH(value, path)
+    if isinstance(value, dict) and "replace" in value:
+        return REPLACE(value, path)
     BLOCK(value, path)
     (height, width), (rows, columns) = value["size"], value["image"]
     if height > rows or width > columns or height * width * value["layout"]["channels"] > 2**27:

@@ -26,6 +26,8 @@ from visattn.models.attach import attach_at
 from visattn.models.layout import Layout, Place
 from visattn.models.names import create_model, split_name
 from visattn.models.plugins import needed_plugins
+from visattn.models.replaced import record_of, replacements
+from visattn.models.replacing import replace_at
 from visattn.models.swapping import patched, swap_attention
 from visattn.models.wrapper import Attached
 from visattn.models.wrapping import attachments, entry_of
@@ -44,6 +46,10 @@ def describe(model: nn.Module, arguments: Mapping[str, Any] | None = None) -> di
         "model": _arguments(model, arguments or {}),
         "attachments": [
             *({"at": name, "patch": options} for name, options in patched(model).items()),
+            *(
+                {"at": name, "replace": record_of(block).block, "options": record_of(block).options}
+                for name, block in replacements(model).items()
+            ),
             *(_in_words(model, name.partition("#")[0], each) for name, each in attachments(model).items()),
         ],
     }
@@ -63,7 +69,8 @@ def _plain(value: Any) -> int | float:
 def _names(description: Mapping[str, Any]) -> list[str]:
     """The models and blocks that a description refers to."""
     base, attention = split_name(description["model"]["name"])
-    blocks = [attention, description["model"].get("attn"), *(each.get("block") for each in description["attachments"])]
+    attached = [each.get("block") or each.get("replace") for each in description["attachments"]]
+    blocks = [attention, description["model"].get("attn"), *attached]
     return [base.removeprefix(PREFIX).partition(".")[0], *filter(None, blocks)]
 
 
@@ -120,6 +127,9 @@ def build(description: Mapping[str, Any]) -> nn.Module:
         if "patch" in each:
             swap_attention(model, each["at"], **each["patch"])
             continue
+        if "replace" in each:
+            replace_at(model, each["replace"], {each["at"]: each["options"]}, remember=False)
+            continue
         place = Place(each["at"], Layout(**each["layout"]), tuple(each["size"]), tuple(each["image"]), each["index"])
         options = {place: each["options"]}
         attach_at(model, each["block"], options, entry=each["entry"], init=each["init"], stack=True)
@@ -134,5 +144,5 @@ def title(description: Mapping[str, Any]) -> str:
     """
     name, named = split_name(description["model"]["name"])
     parts = [named or description["model"].get("attn")]
-    parts += [each.get("block", "patch") for each in description.get("attachments", ())]
+    parts += [each.get("block") or each.get("replace", "patch") for each in description.get("attachments", ())]
     return "_".join(dict.fromkeys([name.partition(".")[0], *filter(None, parts)]))

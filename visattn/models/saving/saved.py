@@ -175,13 +175,13 @@ def open_trained(name: str | None, weights: str | None) -> Trained:
     if path.is_dir():
         path = _file_of_run(path)
     elif not path.is_file():
-        raise ValueError(f"--weights: there is no file and no folder {weights!r}")
+        raise ValueError(f"no model: there is no file and no folder {weights!r}")
     state, card = read_weights(path)
     if card is None and path.name == WEIGHTS and path.with_name(CARD).is_file():
         card = read_card(path.with_name(CARD))
     if card is None:
         if name is None:
-            raise ValueError(f"{weights!r} does not say what model it is of: give --model")
+            raise ValueError(f"{weights!r} does not say what model it is of: name the model as well")
         card = check_card(_guessed_card(name, state), path)
     check_plugins(card, path)
     if name is not None and _base_and_attention(title(card)) != _base_and_attention(name):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.listing import first_few
+from visattn.models.replaced import names_replaced
 from visattn.models.saving.weights import INSIDE
 from visattn.models.wrapper import NAME
 from visattn.modules import underlying
@@ -52,12 +53,26 @@ def _places(state: Mapping[str, Tensor]) -> dict[str, set[str]]:
     return places
 
 
+def _replaced(model: nn.Module, own: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the keys of replaced modules begin, where the checkpoint still has these."""
+    shared = own.keys() & state.keys()
+    found = names_replaced(model).items()
+    return tuple(
+        f"{each}." for name, all_names in found if not _below(name, shared) for each in all_names if _below(each, state)
+    )
+
+
+def _below(name: str, keys: Iterable[str]) -> bool:
+    return any(key.startswith(f"{name}.") for key in keys)
+
+
 def load_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> LoadReport:
     """Load a checkpoint of the plain backbone into a model with blocks, or the other way round.
 
-    Whole attached blocks may be missing or left over; a place that has another block in the checkpoint than in the
-    model, and anything else that does not fit, raises, and then no weight has changed. Weights below ``state_dict``,
-    ``model`` and the like, and keys that begin with ``module.``, ``model.`` or ``_orig_mod.``, are understood.
+    Whole attached blocks may be missing or left over, and convolutions may be left over that blocks have replaced; a
+    place that has another block in the checkpoint than in the model, and anything else that does not fit, raises, and
+    then no weight has changed. Weights below ``state_dict``, ``model`` and the like, and keys that begin with
+    ``module.``, ``model.`` or ``_orig_mod.``, are understood.
     """
     model = underlying(model)
     own = model.state_dict()
@@ -69,8 +84,9 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> LoadRepo
         if ours[place] != theirs[place]:
             differing = ", ".join(sorted(ours[place] ^ theirs[place])[:4])
             raise ValueError(f"the checkpoint has another block at {place!r} (they differ in {differing})")
-    new = [key for key in own if key not in state and NAME in key.split(".")]
-    ignored = [key for key in state if key not in own and NAME in key.split(".")]
+    replaced = _replaced(model, own, state)
+    new = [key for key in own if key not in state and (NAME in key.split(".") or key.startswith(replaced))]
+    ignored = [key for key in state if key not in own and (NAME in key.split(".") or key.startswith(replaced))]
     fitting = {key: value for key, value in state.items() if key not in ignored}
     _check_fits(fitting, {key: value for key, value in own.items() if key not in new})
     model.load_state_dict({**fitting, **{key: own[key] for key in new}})
@@ -115,6 +131,11 @@ def _check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             for key, value in own.items()
             if isinstance(value, Tensor) and isinstance(state.get(key), Tensor) and _loses(state[key], value)
         ],
+        "too large for the type of the model": [
+            f"{key} ({value.dtype})"
+            for key, value in own.items()
+            if isinstance(value, Tensor) and isinstance(state.get(key), Tensor) and _overflows(state[key], value)
+        ],
         "without numbers (sparse, or on the meta device)": [
             key
             for key, value in state.items()
@@ -129,6 +150,15 @@ def _check_fits(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     if any(troubles.values()):
         said = "; ".join(f"{what}: {_listed(keys)}" for what, keys in troubles.items() if keys)
         raise ValueError(f"the checkpoint does not fit the model, which stays as it was: {said}")
+
+
+def _overflows(given: Tensor, wanted: Tensor) -> bool:
+    """Whether finite numbers would become infinite, as large ones do in half precision."""
+    if given.dtype == wanted.dtype or not (given.is_floating_point() and wanted.is_floating_point()):
+        return False
+    if given.is_meta or given.layout is not torch.strided:
+        return False
+    return bool((given.isfinite() & ~given.to(wanted.dtype).isfinite()).any())
 
 
 def _loses(given: Tensor, wanted: Tensor) -> bool:

@@ -18,7 +18,7 @@ from timm.models._builder import resolve_pretrained_cfg
 from timm.models._pretrained import DefaultCfg
 from torch import nn
 
-from visattn.blocks import list_blocks
+from visattn.blocks import is_imported, list_blocks
 from visattn.hard import RAM
 from visattn.hard.glimpses import PREFIX, glimpse_config
 from visattn.models.names import create_model, registered
@@ -113,7 +113,7 @@ def ram(
 
 
 for _base in RESNETS:
-    for _attention in list_blocks():
+    for _attention in filter(is_imported, list_blocks()):
         _register(_base, _attention)
 for _base in CONVOLUTIONAL:
     for _attention in POPULAR:

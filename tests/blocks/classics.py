@@ -1,16 +1,14 @@
-"""Which blocks and settings the tests run on, and how their weights are handed to the oracles."""
+"""The first blocks: oracles, settings and mistakes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-import visattn
+from tests.blocks.case import Case
+from tests.blocks.parts import Array, Oracle, array, bias, bottleneck, linear, matrix, norm
 from tests.reference.blocks import (
     bam,
     cbam,
@@ -35,33 +33,8 @@ from tests.reference.blocks import (
     srm,
     triplet,
 )
-
-Array = np.ndarray
-
-
-def array(x: Tensor) -> Array:
-    return x.detach().numpy()
-
-
-def matrix(conv: nn.Conv2d) -> Array:
-    """A 1x1 convolution's weight as (out, in)."""
-    return array(conv.weight)[:, :, 0, 0]
-
-
-def bias(conv: nn.Conv2d) -> Array | None:
-    return None if conv.bias is None else array(conv.bias)
-
-
-def linear(conv: nn.Conv2d) -> tuple[Array, Array | None]:
-    return matrix(conv), bias(conv)
-
-
-def norm(bn: nn.BatchNorm2d) -> tuple[Array, ...]:
-    return tuple(array(t) for t in (bn.weight, bn.bias, bn.running_mean, bn.running_var))
-
-
-def bottleneck(m: nn.Module) -> tuple[Array | None, ...]:
-    return (*linear(m.fc1), *linear(m.fc2))
+from tests.reference.blocks._ops import average_pool
+from tests.reference.blocks._ops_heads import average_tiles
 
 
 def gather(m: nn.Module) -> tuple[list[Array], list[tuple[Array, ...]], bool]:
@@ -127,12 +100,14 @@ def mhsa_parts(m: nn.Module, x: Array) -> tuple[Any, ...]:
 def sk_parts(m: nn.Module) -> tuple[Any, ...]:
     (conv3, bn3, _), (conv5, bn5, _) = m.branches
     narrow, wide = (array(conv3.weight), norm(bn3)), (array(conv5.weight), norm(bn5))
-    return (*narrow, *wide, matrix(m.reduce), norm(m.bn), matrix(m.select), conv3.groups)
+    return (*narrow, *wide, matrix(m.reduce), norm(m.bn), matrix(m.select), conv3.groups, conv3.stride[0])
 
 
 def splat_output(m: nn.Module, x: Array) -> Array:
     first, second = (*linear(m.fc1), norm(m.bn1)), linear(m.fc2)
-    return splat.split_attention(x, array(m.conv.weight), norm(m.bn0), *first, *second, m.radix, m.groups)
+    y = splat.split_attention(x, array(m.conv.weight), norm(m.bn0), *first, *second, m.radix, m.groups)
+    margin = ((0, 0), (0, 0), (1, 1), (1, 1))
+    return y if m.stride == 1 else average_pool(np.pad(y, margin), 3, m.stride, 0)  # counts the zeros around the map
 
 
 def gc_parts(m: nn.Module) -> tuple[Any, ...]:
@@ -144,16 +119,9 @@ def hard_parts(m: nn.Module) -> tuple[Any, ...]:
     return (*linear(m.fc1), *linear(m.fc2), m.glimpses, m.window)
 
 
-def mask(attention: Any) -> Tensor:
-    """What a block multiplied by; hard attention gives its probabilities as well."""
-    return attention[0] if isinstance(attention, tuple) else attention
-
-
 def double_parts(m: nn.Module) -> tuple[Any, ...]:
     return (*linear(m.features), *linear(m.gather), *linear(m.distribute), *linear(m.out))
 
-
-Oracle = Callable[[Any, Array], Array]
 
 OUTPUT: dict[str, Oracle] = {
     "se": lambda m, x: se.squeeze_excite(x, *bottleneck(m)),
@@ -189,7 +157,7 @@ OUTPUT: dict[str, Oracle] = {
     ),
     "nonlocal_dot": lambda m, x: nonlocal_.dot(x, *embedded(m), subsample=m.subsample),
     "nonlocal_concat": lambda m, x: nonlocal_.concat(x, *embedded(m), array(m.w_f), subsample=m.subsample),
-    "mhsa": lambda m, x: mhsa.bottleneck_mhsa(*mhsa_parts(m, x)),
+    "mhsa": lambda m, x: average_tiles(mhsa.bottleneck_mhsa(*mhsa_parts(m, x)), m.stride),
     "double": lambda m, x: double.double_attention(x, *double_parts(m)),
     **dict.fromkeys(("hard", "hard_topk"), lambda m, x: hard.hard(x, *hard_parts(m), m.fill)),
 }
@@ -209,46 +177,9 @@ WEIGHTS: dict[str, Oracle] = {
     **dict.fromkeys(("hard", "hard_topk"), lambda m, x: hard.hard_mask(x, *hard_parts(m))),
 }
 
-# Blocks whose attention() is a map that the input is multiplied by.
-MULTIPLIES = sorted(set(OUTPUT) - set(WEIGHTS) - {"splat"})
+# Blocks that do not simply multiply by their attention().
+NO_PRODUCT = {"splat"}
 
-
-@dataclass(frozen=True)
-class Case:
-    """A block with settings, and the map sizes it can be run on."""
-
-    name: str
-    options: dict[str, Any] = field(default_factory=dict)
-    channels: int = 16
-    sizes: tuple[tuple[int, int], ...] = ((1, 1), (7, 5), (33, 17))
-
-    @property
-    def id(self) -> str:
-        return "-".join([self.name, *(f"{key}={value}" for key, value in self.options.items())])
-
-    def build(self, *, dtype: torch.dtype = torch.float64, factory: Callable[..., nn.Module] | None = None) -> Any:
-        """The block with random weights everywhere (also where it starts with zeros), in eval mode."""
-        create = factory or (lambda channels, **kw: visattn.create_block(self.name, channels, **kw))
-        block = create(self.channels, dtype=dtype, **self.options)
-        randomise(block)
-        return block.eval()
-
-
-def randomise(module: nn.Module) -> None:
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            if name.endswith("running_var"):
-                tensor.uniform_(0.5, 2, generator=generator)
-            elif name.endswith("num_batches_tracked") or name in ("rows", "columns"):
-                continue
-            else:
-                fan_in = tensor[0].numel() if tensor.ndim > 1 else 4
-                tensor.normal_(std=(2 / fan_in) ** 0.5, generator=generator)
-
-
-DEFAULTS = [Case(name) for name in visattn.list_blocks()]
-OF_EVERY_FAMILY = ("se", "residual", "cbam", "nonlocal", "mhsa", "hard")  # a sample
 VARIANTS = [
     Case("se", {"rd_ratio": 1 / 4, "bias": False}),
     Case("eca", {"kernel_size": 5}),
@@ -263,6 +194,9 @@ VARIANTS = [
     Case("splat", {"radix": 1, "groups": 2}),
     Case("splat", {"radix": 2, "groups": 2}),
     Case("splat", {"radix": 4, "groups": 2}),
+    *(
+        Case(name, {"out_channels": 24, "stride": 2}) for name in ("sk", "splat", "mhsa")
+    ),  # in the place of a convolution
     Case("spatial", {"kernel_size": 3}),
     Case("residual", {"depth": 1}),
     Case("residual", {"depth": 3}),
@@ -277,4 +211,58 @@ VARIANTS = [
     Case("hard", {"glimpses": 1.0, "signal": "reinforce"}),
     Case("hard_topk", {"glimpses": 2, "window": 3}, sizes=((7, 5), (33, 17))),
 ]
-CASES = DEFAULTS + VARIANTS
+
+# block, options, line as it is, line with the mistake
+MUTATIONS = [
+    ("se", {}, "torch.sigmoid(self.fc2(F.relu(self.fc1(z))))", "self.fc2(F.relu(self.fc1(z)))"),
+    ("se", {}, "torch.sigmoid(self.fc2(F.relu(self.fc1(z))))", "torch.sigmoid(F.relu(self.fc2(F.relu(self.fc1(z)))))"),
+    ("se", {}, "mean_places(x)", "x.amax((2, 3), keepdim=True)"),
+    ("ese", {}, "F.hardsigmoid(", "F.sigmoid("),
+    ("cse", {}, "F.relu(self.fc1(z))", "self.fc1(z)"),
+    ("sse", {}, "return torch.sigmoid(self.conv(x))", "return torch.softmax(self.conv(x), 0)"),
+    ("scse", {}, "return torch.maximum(self.channel(x)", "return torch.add(self.channel(x)"),
+    ("scse", {}, "torch.where(x >= 0, torch.maximum", "torch.where(x >= 0, torch.minimum"),
+    ("eca", {"kernel_size": 5}, "padding=kernel_size // 2", "padding=kernel_size // 2, padding_mode='circular'"),
+    ("ge", {"extent": 2}, "count_include_pad=False", "count_include_pad=True"),
+    ("ge", {}, "torch.sigmoid(mean_places(x))", "torch.sigmoid(x.mean(1, keepdim=True))"),
+    ("ge_theta", {}, "layers.pop()", "pass"),
+    ("ge_theta_plus", {}, "F.relu(self._gathered(x))", "self._gathered(x)"),
+    ("gc", {}, "return x + self.fc2(", "return x * self.fc2("),
+    ("gc", {}, "F.softmax(key(x).flatten(2), dim=-1)", "F.softmax(key(x).flatten(2), dim=0)"),
+    ("srm", {}, "correction=min(1, pixels.shape[-1] - 1)", "correction=0"),
+    ("fca", {}, "(1 + (frequency > 0).to(frequency.dtype)) / size", "1.0 / size + 0 * frequency"),
+    ("fca", {}, "u, v = frequency", "v, u = frequency"),
+    ("gct", {}, "s.square().mean(1, keepdim=True)", "s.square().sum(1, keepdim=True)"),
+    ("sk", {}, "F.softmax(energies, dim=1)", "F.softmax(energies, dim=2)"),
+    ("sk", {}, "for d in (1, 2)", "for d in (1, 1)"),
+    ("splat", {"groups": 2}, "(self.groups, self.radix, -1)).transpose(1, 2)", "(self.radix, self.groups, -1))"),
+    ("splat", {}, "F.softmax(energies, dim=1)", "torch.sigmoid(energies)"),
+    ("splat", {"stride": 2}, "F.avg_pool2d(mixed, 3, self.stride, 1)", "F.avg_pool2d(mixed, 2, self.stride, 0, True)"),
+    ("spatial", {}, "torch.cat([peak, mean]", "torch.cat([mean, peak]"),
+    ("cbam", {"rd_ratio": 0.25}, "torch.sigmoid(mean + peak)", "torch.sigmoid(mean) + torch.sigmoid(peak)"),
+    ("cbam", {}, "self.spatial(self.channel(x))", "x * self.channel.attention(x) * self.spatial.attention(x)"),
+    ("residual", {}, "return 1 + self.mask(x)", "return self.mask(x)"),
+    ("residual", {}, "align_corners=True", "align_corners=False"),
+    ("residual", {}, "_resize(y, level) + skip(level)", "_resize(y, level) + skip(level) + level"),
+    ("lka", {}, "padding=9, dilation=3", "padding=3, dilation=1"),
+    ("bam", {}, "torch.sigmoid(channel * self.spatial(x))", "torch.sigmoid(channel + self.spatial(x))"),
+    ("bam", {}, "return 1 + torch.sigmoid", "return torch.sigmoid"),
+    ("coord", {}, "F.hardswish", "F.relu"),
+    ("coord", {}, "self.row(along_h)", "self.column(along_h)"),
+    ("simam", {}, "max(1, x.shape[2] * x.shape[3] - 1)", "x.shape[2] * x.shape[3]"),
+    ("triplet", {}, ") / 3", ")"),
+    ("triplet", {}, "self.height_width(*", "self.channel_width(*"),
+    ("nonlocal", {}, 'Attention(self.inner, score="scaled_dot")', 'Attention(self.inner, score="dot")'),
+    ("nonlocal", {}, "return x + self.bn(self.out(y))", "return self.bn(self.out(y))"),
+    ("nonlocal", {"subsample": 2}, "tokens(self.phi(self._pooled(x)))", "tokens(self._pooled(self.phi(x)))"),
+    ("nonlocal_gaussian", {}, 'Attention(self.channels, score="dot")', 'Attention(self.channels, score="scaled_dot")'),
+    ("nonlocal_dot", {}, "return a * share, keys * share", "return a, keys * share"),
+    ("nonlocal_concat", {}, "return F.relu(F.linear(", "return abs(F.linear("),
+    ("mhsa", {}, "position - position[:, None] + length - 1", "position[:, None] - position + length - 1"),
+    ("mhsa", {}, "scale=self.head_dim**-0.5", "scale=(self.heads * self.head_dim) ** -0.5"),
+    ("double", {}, "self.distribute(x).flatten(-2), dim=-2", "self.distribute(x).flatten(-2), dim=-1"),
+    ("hard", {"glimpses": 3, "window": 2}, "F.avg_pool2d(e, self.window, stride=1)", "e[..., 1:, 1:]"),
+    ("hard", {"glimpses": 3, "window": 2}, "total.clamp(max=1)", "total"),
+    ("hard", {"fill": "mean"}, "x.mean((2, 3), keepdim=True)", "x.mean((0, 2, 3), keepdim=True)"),
+    ("hard_topk", {}, "return super().choose(x, energies, k)", "return super().choose(x, -energies, k)"),
+]  # fmt: skip

@@ -1,0 +1,159 @@
+"""Where a block can go in a network, and what every block does there."""
+
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import visattn
+from tests.training import ROOT, environment
+from visattn.cli import main
+from visattn.counting import count_macs, count_parameters
+from visattn.models import attachments, blocks_for
+from visattn.models.places import choose, survey_places
+
+
+def by_at(rows, at):
+    return [row.name for row in rows if at in row.at]
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"])
+def test_the_words_of_at_select_what_attach_changes(name):
+    rows = visattn.places(name)
+    model = timm.create_model(name)
+    assert list(rows) == list(visattn.places(model))
+    for at in ("blocks", "stages"):
+        if chosen := by_at(rows, at):
+            assert sorted(attachments(visattn.attach(model, "se", at=at))) == sorted(chosen)
+            visattn.detach(model)
+
+
+def test_every_place_says_what_is_there():
+    rows = {row.name: row for row in visattn.places("test_resnet")}
+    found = survey_places(timm.create_model("test_resnet"))
+    assert list(rows) == list(found.places())
+    row = rows["layer2.0.bn2"]
+    assert (row.layout, row.channels, row.height, row.width, row.module, row.at, row.read) == (
+        "NCHW", 48, 20, 20, "BatchNorm2d", (), True,
+    )  # fmt: skip
+    assert [row.height for row in visattn.places("test_resnet", image_size=96) if row.name == "layer2.0.bn2"] == [12]
+
+
+def test_what_the_output_does_not_read_is_marked_and_refused():
+    model = timm.create_model("test_vit")
+    rows = visattn.places(model)
+    unread = [row.name for row in rows if not row.read]
+    last = f"blocks.{len(model.blocks) - 1}"
+    assert last in unread
+    assert not [row for row in rows if row.at and not row.read]
+    with pytest.raises(ValueError, match="does not reach the output"):
+        visattn.attach(model, "se", at=last)
+    assert "nothing: the output does not read it" in str(rows)
+
+
+def test_places_print_as_a_table():
+    lines = repr(visattn.places("test_resnet")).splitlines()
+    assert lines[0].split() == ["name", "module", "layout", "at=", "channels", "size"]
+    assert lines[-1].startswith("66 places")
+    assert len(lines) == 68
+
+
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU())
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3)))
+
+
+def test_a_network_of_ones_own_keeps_its_weights_and_its_mode():
+    model = Mine()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    assert [row.name for row in visattn.places(model, image_size=32)] == ["body.0", "body.1", "body"]
+    assert model.training
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("network", "block"),
+    [
+        ("resnet18", "cbam"),
+        ("resnet18", "eca"),
+        ("resnet18", "ge_theta"),
+        ("resnet50", "mhsa"),
+        ("resnet18", "sk"),
+        ("test_vit", "coord"),
+        ("test_vit", "mhsa"),
+    ],
+)
+def test_the_cost_is_that_of_the_network_with_the_block(network, block):
+    rows = blocks_for(network, block)
+    (row,) = rows
+    plain, with_block = timm.create_model(network), visattn.create_model(f"{network}_{block}")
+    shape = (1, *plain.pretrained_cfg["input_size"])
+    assert sorted(row.places) == sorted([*attachments(with_block), *visattn.replacements(with_block)])
+    assert rows.parameters == count_parameters(plain)
+    assert row.parameters == count_parameters(with_block) - count_parameters(plain)
+    assert rows.macs == count_macs(plain, *shape)
+    assert row.macs == count_macs(with_block, *shape) - count_macs(plain, *shape)
+
+
+@pytest.mark.parametrize(
+    ("network", "block", "where"),
+    [
+        ("resnet50", "se", "residual branch, behind bn3"),
+        ("resnet50", "simam", "residual branch, behind conv2"),
+        ("resnet50", "scsa", "residual branch, behind act2"),
+        ("resnet50", "mhsa", "in the place of conv2 in layer4"),
+        ("resnet50", "halo", "in the place of conv2"),
+        ("resnet50", "bam", "behind layer1.2, layer2.3, layer3.5"),
+        ("resnet50", "hard", "behind layer4.2"),
+        ("test_convnext", "se", "behind every residual block"),
+        ("test_convnext", "nonlocal", "behind every stage"),
+        ("vgg11", "se", "behind every stage"),
+    ],
+)
+def test_where_a_block_goes_is_said_in_words(network, block, where):
+    (row,) = blocks_for(network, block)
+    assert (row.where, row.problem) == (where, None)
+
+
+def test_a_block_that_does_not_fit_says_why():
+    narrow = nn.Sequential(nn.Conv2d(3, 5, 3, 2, 1), nn.ReLU(), nn.Flatten(2))
+    rows = {row.block: row for row in blocks_for(narrow, "s*", image_size=32)}
+    assert rows["splat"].problem == "does not fit: 5 channels cannot be divided into 2 splits x 1 groups"
+    assert rows["splat"].problem in str(blocks_for(narrow, "splat", image_size=32))
+    assert rows["se"].problem is None
+
+
+def test_what_a_class_token_leaves_is_computed_once_for_all_blocks(monkeypatch):
+    asked = []
+    monkeypatch.setattr("visattn.models.advice.choose", lambda *given: asked.append(given[2]) or choose(*given))
+    assert len(blocks_for("test_vit")) == len(visattn.list_blocks())
+    assert len(asked) == len(set(asked))
+
+
+def test_the_commands(capsys):
+    assert main(["places", "test_resnet"]) == 0
+    printed = capsys.readouterr().out
+    assert all(row.name in printed for row in visattn.places("test_resnet"))
+    assert main(["blocks", "--for", "test_resnet", "--family", "hard"]) == 0
+    printed = capsys.readouterr().out
+    assert "hard_topk" in printed
+    assert "a few places" in printed
+    assert "cbam" not in printed
+
+
+def test_nothing_is_downloaded_and_nothing_computed_for_a_large_network():
+    code = (
+        "import socket, visattn; socket.socket = None; "
+        "assert len(visattn.places('convnext_xxlarge')) > 100; "
+        "print(visattn.models.blocks_for('convnext_xxlarge', 'se')[0].parameters)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], env=environment(), cwd=ROOT, capture_output=True, text=True)
+    assert ended.stdout.strip().isdecimal(), ended.stderr

@@ -1,0 +1,125 @@
+r"""Attention-augmented convolution: some channels of a convolution are replaced by self-attention.
+
+Bello et al., *Attention Augmented Convolutional Networks*, ICCV 2019, https://arxiv.org/abs/1904.09925
+
+.. math:: y = [\mathrm{conv}(x);\ W_o\, \mathrm{MHA}(x)], \qquad
+          e_{ij} = \frac{q_i^\top (k_j + r^h_{y_j - y_i} + r^w_{x_j - x_i})}{\sqrt{d_k / N_h}}
+
+where conv is ``conv``, k, q and v are ``kqv``, W_o is ``out``, and r^h, r^w (2S - 1, d_k / N_h) are ``rel_h`` and
+``rel_w``, shared by the N_h = ``heads`` heads. There are d_k = 0.2 C channels of keys, at least 20 for each head, and
+d_v = 0.1 C channels of values.
+
+Differences from the paper: the paper's tables are bound to one map size S; here a map of another size reads them by
+linear interpolation, as in ``mhsa``. d_k and d_v are rounded down to a multiple of the heads, which with the least of
+20 gives the published 25.8 M and 45.4 M parameters of ResNet-50 and -101. Eight heads, but no more than half of the
+channels. The paper does not say what it does for a stride: here the convolution has it, and attention works on a 3x3
+average pooling of that stride. A widely copied version draws new tables in every forward pass.
+
+>>> import torch
+>>> aug = AugmentedConvolution(64)
+>>> x = torch.randn(2, 64, 8, 6)
+>>> aug(x).shape, aug.attention(x).shape
+(torch.Size([2, 64, 8, 6]), torch.Size([2, 8, 48, 48]))
+>>> AugmentedConvolution(64, out_channels=32, stride=2)(x).shape
+torch.Size([2, 32, 4, 3])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from visattn.blocks.base import laid_out_like, register_block
+from visattn.blocks.primitives import Pointwise
+from visattn.blocks.widths import odd, output_width
+from visattn.blocks.windows import all_pairs, by_column, by_row, resample_offsets, with_places
+from visattn.core.arguments import Device, DType, positive
+from visattn.core.attention import fused_attention, merge_heads
+from visattn.core.energies import dot
+
+FEWEST = 20  # channels of a head's keys
+
+
+@register_block("aug", family="self", paper="Bello et al., ICCV 2019, arXiv:1904.09925")
+class AugmentedConvolution(nn.Module):
+    """A convolution and self-attention over the whole map, side by side.
+
+    Args:
+        channels: C of the input.
+        out_channels: of the output, at least two; as many as of the input unless given.
+        stride: of the convolution, and of an average pooling before the attention.
+        kernel_size: of the convolution; an odd number.
+        heads: of the attention; at most 8 and half of the channels unless given.
+        key_ratio: channels of all keys as a fraction of those of the output.
+        value_ratio: channels of all values, which the convolution has less, as a fraction of those of the output.
+        size: side S of the map that the position tables are stored for.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        out_channels: int | None = None,
+        stride: int = 1,
+        kernel_size: int = 3,
+        heads: int | None = None,
+        key_ratio: float = 0.2,
+        value_ratio: float = 0.1,
+        size: int = 14,
+        device: Device = None,
+        dtype: DType = None,
+    ) -> None:
+        super().__init__()
+        width = output_width("aug", channels, out_channels, stride)
+        odd("aug", kernel_size=kernel_size)
+        heads = min(8, max(1, width // 2)) if heads is None else heads
+        positive("aug", heads=heads, key_ratio=key_ratio, value_ratio=value_ratio, size=size)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.heads = heads
+        self.stride = stride
+        self.key_dim = max(FEWEST, int(width * key_ratio) // heads)
+        self.value_dim = max(1, int(width * value_ratio) // heads)
+        keys, values = heads * self.key_dim, heads * self.value_dim
+        if values >= width:
+            raise ValueError(f"aug: {values} channels of attention leave none of {width} to the convolution")
+        self.conv = nn.Conv2d(channels, width - values, kernel_size, stride=stride, padding=kernel_size // 2, **factory)
+        self.kqv = Pointwise(channels, 2 * keys + values, **factory)
+        self.out = Pointwise(values, values, **factory)
+        self.rel_h = nn.Parameter(torch.empty(2 * size - 1, self.key_dim, **factory))
+        self.rel_w = nn.Parameter(torch.empty(2 * size - 1, self.key_dim, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Position tables of unit length on average."""
+        nn.init.normal_(self.rel_h, std=self.key_dim**-0.5)
+        nn.init.normal_(self.rel_w, std=self.key_dim**-0.5)
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        return x if self.stride == 1 else F.avg_pool2d(x, 3, self.stride, 1)
+
+    def _tokens(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys with their positional features (B, heads, N, d + H + W), values (B, heads, N, d_v)."""
+        height, width = x.shape[2:]
+        dims = (self.key_dim, self.key_dim, self.value_dim)
+        kqv = self.kqv(x).split([self.heads * dim for dim in dims], dim=1)
+        key, query, value = (each.unflatten(1, (self.heads, -1)).flatten(3).mT for each in kqv)
+        grid = query.unflatten(2, (height, width))  # (B, heads, H, W, d)
+        along_h = by_row(grid, all_pairs(resample_offsets(self.rel_h, height)))  # (B, heads, H, W, H)
+        along_w = by_column(grid, all_pairs(resample_offsets(self.rel_w, width)))  # (B, heads, H, W, W)
+        return *with_places(grid, key, along_h, along_w), value
+
+    def attention(self, x: Tensor) -> Tensor:
+        """What every position (row) takes from every other, (B, heads, N, N)."""
+        query, key, _ = self._tokens(self._pooled(x))
+        return F.softmax(dot(query, key) * self.key_dim**-0.5, dim=-1).to(x.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C', H / stride, W / stride)."""
+        convolved = self.conv(x)
+        query, key, value = self._tokens(self._pooled(x))
+        context = merge_heads(fused_attention(query, key, value, scale=self.key_dim**-0.5))  # (B, N, heads·d_v)
+        attended = self.out(context.mT.unflatten(2, convolved.shape[2:]))
+        return laid_out_like(torch.cat([convolved, attended], dim=1), x)

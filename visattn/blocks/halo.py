@@ -1,0 +1,114 @@
+r"""Blocked local self-attention with halos (HaloNet).
+
+Vaswani et al., *Scaling Local Self-Attention for Parameter Efficient Visual Backbones*, CVPR 2021,
+https://arxiv.org/abs/2103.12731
+
+.. math:: e_{ij} = \frac{q_i^\top (k_j + r^h_{y_j - y_i} + r^w_{x_j - x_i})}{\sqrt{d}}, \qquad
+          y_i = \sum_j \mathrm{softmax}_j(e_{ij})\, v_j
+
+head by head, where q, k, v are bias-free 1x1 convolutions (``qkv``), j runs over the block of b x b pixels that pixel
+i is in and h pixels around it (``block`` = 8, ``halo`` = 3), and r^h, r^w (2(b + h) - 1, d) are ``rel_h`` and
+``rel_w``, shared by the heads. All queries of a block see the same window.
+
+Differences from the paper: its equation has no 1/sqrt(d); here it is on both terms, as in ``mhsa``, which has the same
+authors. They released no code, so the form of the embeddings (that of ``mhsa``; the paper gives none) and the border
+are ours: pixels outside the map have keys and values of zero but stay in the softmax, and a map that is not made of
+whole blocks is continued with zeros and cut again. There is no output projection, as the published parameter counts of
+HaloNet-H0 to H4 show. Eight heads where they divide the channels, else the largest smaller number that does. With a
+stride, only every so many-th row and column has queries, as in the paper. timm's ``HaloAttn`` stores 2h rows of its
+tables that it never reads, and with a stride takes wrong offsets; widely copied versions mask the map instead of the
+border.
+
+>>> import torch
+>>> halo = HaloAttention(64)
+>>> x = torch.randn(2, 64, 8, 6)
+>>> halo(x).shape, halo.attention(x).shape
+(torch.Size([2, 64, 8, 6]), torch.Size([2, 8, 48, 48]))
+>>> HaloAttention(64, out_channels=32, stride=2)(x).shape
+torch.Size([2, 32, 4, 3])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from visattn.blocks.base import laid_out_like, register_block
+from visattn.blocks.primitives import Pointwise
+from visattn.blocks.widths import fitting_heads, output_width
+from visattn.blocks.windows import Tiling, by_column, by_row, pixel_numbers, with_places
+from visattn.core.arguments import Device, DType, positive
+from visattn.core.attention import fused_attention
+from visattn.core.energies import dot
+
+
+@register_block("halo", family="self", paper="Vaswani et al., CVPR 2021, arXiv:2103.12731")
+class HaloAttention(nn.Module):
+    """Attention from the pixels of a block to the block and its surroundings, in the place of a convolution.
+
+    Args:
+        channels: C of the input.
+        out_channels: of the output; as many as of the input unless given.
+        stride: there are queries only at every so many-th row and column; must divide the block.
+        block: side b of a block.
+        halo: pixels h around it that are seen, too.
+        heads: must divide the channels of the output; at most 8 unless given.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        out_channels: int | None = None,
+        stride: int = 1,
+        block: int = 8,
+        halo: int = 3,
+        heads: int | None = None,
+        device: Device = None,
+        dtype: DType = None,
+    ) -> None:
+        super().__init__()
+        width = output_width("halo", channels, out_channels, stride)
+        positive("halo", block=block)
+        if halo < 0:
+            raise ValueError(f"halo needs a halo of 0 pixels or more, got {halo}")
+        if block % stride:
+            raise ValueError(f"halo needs a stride that divides its blocks of {block} pixels, got {stride}")
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.heads = fitting_heads("halo", width, heads)
+        self.head_dim = width // self.heads
+        self.tiling = Tiling(block, halo, stride)
+        self.qkv = Pointwise(channels, 3 * width, bias=False, **factory)
+        self.rel_h = nn.Parameter(torch.empty(2 * (block + halo) - 1, self.head_dim, **factory))
+        self.rel_w = nn.Parameter(torch.empty(2 * (block + halo) - 1, self.head_dim, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Projections that keep the size of numbers, position tables of unit length on average."""
+        nn.init.normal_(self.qkv.weight, std=self.qkv.in_channels**-0.5)
+        nn.init.normal_(self.rel_h, std=self.head_dim**-0.5)
+        nn.init.normal_(self.rel_w, std=self.head_dim**-0.5)
+
+    def _tokens(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys with their positional features, and values, (B·blocks, heads, ..., features)."""
+        query, key, value = self.qkv(x).chunk(3, dim=1)
+        query = self.tiling.queries(query, self.heads)  # (B·blocks, heads, b, b, d)
+        key, value = (self.tiling.keys(F.pad(each, [self.tiling.halo] * 4), self.heads) for each in (key, value))
+        index = self.tiling.offsets(x.device) + self.tiling.tile + self.tiling.halo - 1
+        along_h, along_w = by_row(query, self.rel_h[index]), by_column(query, self.rel_w[index])
+        return *with_places(query, key, along_h, along_w), value
+
+    def attention(self, x: Tensor) -> Tensor:
+        """What every query (row) takes from every position, (B, heads, N', N); the rest of a row is outside the map."""
+        query, key, _ = self._tokens(x)
+        weights = F.softmax(dot(query, key) * self.head_dim**-0.5, dim=-1).to(x.dtype)
+        return self.tiling.spread(weights, pixel_numbers(x, self.tiling.halo))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C', H / stride, W / stride)."""
+        query, key, value = self._tokens(x)
+        context = fused_attention(query, key, value, scale=self.head_dim**-0.5)
+        return laid_out_like(self.tiling.joined(context, x.shape[2], x.shape[3]), x)

@@ -1,0 +1,75 @@
+r"""Mixed local channel attention.
+
+Wan et al., *Mixed local channel attention for object detection*, Engineering Applications of Artificial Intelligence
+123, 2023, https://doi.org/10.1016/j.engappai.2023.106442
+
+.. math:: p = \mathrm{pool}_{S\times S}(x), \qquad a^g = \sigma(\mathrm{conv1d}_k(\mathrm{mean}_{uv}\, p_{cuv})), \qquad
+          a^l = \sigma(\mathrm{conv1d}'_k(\ell)), \quad \ell_{(uS + v)C + c} = p_{cuv}
+
+.. math:: \tilde x = x \cdot U\big((1 - m)\, a^g + m\, a^l\big)
+
+where the map is averaged to S x S cells (S = 5, ``size``), the two convolutions run along the channels, ``overall``
+over the mean of the cells and ``local`` over all cells in one line, k is that of ECA, m = 1/2 is ``local_weight`` and U
+resizes the cells to the map by adaptive averaging.
+
+Differences from the authors' code: none. The article is not open, so this follows their code. In the line, the last
+channel of a cell is a neighbour of the first channel of the next. The mean of the cells is that of the map only where
+S divides its sides.
+
+>>> import torch
+>>> mlca = MixedLocalChannel(64)
+>>> x = torch.randn(2, 64, 8, 6)
+>>> mlca(x).shape, sum(p.numel() for p in mlca.parameters())
+(torch.Size([2, 64, 8, 6]), 6)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from visattn.blocks.base import Gate, register_block
+from visattn.blocks.eca import eca_kernel_size
+from visattn.core.arguments import Device, DType, positive
+
+
+@register_block("mlca", family="mixed", paper="Wan et al., EAAI 2023, doi:10.1016/j.engappai.2023.106442")
+class MixedLocalChannel(Gate):
+    """ECA over the whole map and over a few cells of it, half and half.
+
+    Args:
+        channels: C.
+        size: cells along each side.
+        local_weight: share m of the gate that cells have of their own, from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        size: int = 5,
+        local_weight: float = 0.5,
+        device: Device = None,
+        dtype: DType = None,
+    ) -> None:
+        super().__init__()
+        positive("mlca", size=size)
+        if not 0 <= local_weight <= 1:
+            raise ValueError(f"mlca needs local_weight between 0 and 1, got {local_weight}")
+        kernel_size = eca_kernel_size(channels)
+        factory: dict[str, Any] = {"padding": kernel_size // 2, "bias": False, "device": device, "dtype": dtype}
+        self.size = size
+        self.local_weight = local_weight
+        self.overall = nn.Conv1d(1, 1, kernel_size, **factory)
+        self.local = nn.Conv1d(1, 1, kernel_size, **factory)
+
+    def attention(self, x: Tensor) -> Tensor:
+        """Gate (B, C, H, W)."""
+        cells = F.adaptive_avg_pool2d(x, (self.size, self.size)).flatten(2).mT  # (B, S², C)
+        overall = torch.sigmoid(self.overall(cells.mean(1, keepdim=True)))  # (B, 1, C)
+        local = torch.sigmoid(self.local(cells.flatten(1).unsqueeze(1))).view(cells.shape)  # (B, S², C)
+        mixed = (1 - self.local_weight) * overall + self.local_weight * local
+        return F.adaptive_avg_pool2d(mixed.mT.unflatten(2, (self.size, self.size)), (x.shape[2], x.shape[3]))

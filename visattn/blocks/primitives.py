@@ -1,0 +1,402 @@
+"""The few operations that blocks are made of, with a backward pass that moves less memory than autograd's own.
+
+A gate computes next to nothing. Its time is that of reading and writing maps as large as its input, and of allocating
+them: on a CPU, memory that the process did not have before costs several times as much as the writing. In training, a
+channel gate x * w(mean(x)) moves so many maps:
+
+===================================  ==========================  =============================================
+step                                 autograd                    here
+===================================  ==========================  =============================================
+mean of x                            1 read                      1 read
+x * w                                1 read, 1 written (new)     1 read, 1 written (new)
+gradient of x in the product         1 read, 1 written (new)     1 read, 1 written (new)
+gradient of w, a sum of products     3 read, 1 written (new)     2 read; the product does not leave the cache
+gradient of x in the mean            1 written (new)             none: one number per channel, expanded
+the sum of both                      2 read, 1 written           1 read, 1 written in place
+===================================  ==========================  =============================================
+
+13 maps, four of them new, against 9 and two. The gradient of a maximum goes to the place where it was found
+(:func:`max_mean_places`, :func:`max_mean`) instead of being looked for again; where several places share a maximum, one
+of them gets all of it. :func:`gate_by_max_mean` adds it to the gradient of the product in place.
+
+The results and gradients are those of the plain formula. Compilers, exporters, tracers, ``torch.func`` and code that
+watches torch functions get the plain formula itself: they save memory in their own way, or need to see every step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function, forward_ad
+
+from visattn.core.precision import autocasting, without_autocast
+
+PIECE = 2**21  # bytes of a product that are summed at once: about what the cache of a core holds
+SMALL = 2**23  # bytes of a product that is not worth taking apart
+
+
+def gate(x: Tensor, weights: Tensor) -> Tensor:
+    """Multiply a map by weights that broadcast to it, such as (B, C, 1, 1) or (B, 1, H, W)."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if _plain_training(x, weights) and _spreads(weights, x):
+            return _Gate.apply(x, weights)
+    return x * weights
+
+
+def gate_rows_columns(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Multiply a map by weights of its rows (B, C, H, 1) and by weights of its columns (B, C, 1, W)."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if _plain(x) and rows.dtype == columns.dtype == x.dtype:
+            return _GateRowsColumns.apply(x, rows, columns)
+    return x * rows * columns
+
+
+def mean_places(x: Tensor) -> Tensor:
+    """Mean of every channel: (B, C, H, W) -> (B, C, 1, 1)."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if _plain_training(x):
+            return _Mean.apply(x, (2, 3))
+    return x.mean((2, 3), keepdim=True)
+
+
+def mean(x: Tensor, dim: int) -> Tensor:
+    """Mean along one axis, which is kept."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if _plain_training(x):
+            return _Mean.apply(x, (dim,))
+        if _plain(x):
+            return _reduce(torch.mean, x, (dim,))
+    return x.mean(dim, keepdim=True)
+
+
+def max_mean_places(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximum and mean of every channel, (B, C, 1, 1) each."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if _plain_training(x):
+            return _MaxMean.apply(x, (2, 3))[1:]
+    return x.amax((2, 3), keepdim=True), x.mean((2, 3), keepdim=True)
+
+
+def max_mean(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Maximum and mean along one axis, which is kept."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if _plain_training(x):
+            return _MaxMean.apply(x, (dim,))[1:]
+    return x.amax(dim, keepdim=True), x.mean(dim, keepdim=True)
+
+
+def gate_by_max_mean(x: Tensor, dims: tuple[int, ...], weigh: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Multiply a map by weights made of its maximum and its mean along axes: x * weigh(max(x), mean(x))."""
+    if not _plain_training(x):
+        return gate(x, weigh(x.amax(dims, keepdim=True), x.mean(dims, keepdim=True)))
+    # The product takes x from the pooling, which thereby receives the gradient of the product and adds its own to it.
+    same, peak, average = _MaxMean.apply(x, dims)
+    return gate(same, weigh(peak, average))
+
+
+def mix(maps: list[Tensor], weights: Tensor) -> Tensor:
+    """Sum of maps (B, C, H, W), each multiplied by its own weights (B, maps, C, 1, 1), or (B, maps, 1, H, W)."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if _plain_training(maps[0], weights):
+            return _Mix.apply(weights, *maps)
+    total = maps[0] * weights[:, 0]
+    for number in range(1, len(maps)):
+        total = total + maps[number] * weights[:, number]
+    return total
+
+
+def attention_pool(x: Tensor, key: nn.Conv2d) -> tuple[Tensor, Tensor, Tensor]:
+    """Average the pixels, weighted by the softmax of what a 1x1 convolution to one channel makes of them.
+
+    Returns x itself, to go on with, so that its gradients are added up at once; the weights (B, 1, H, W); and the
+    average (B, C, 1, 1).
+    """
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if _plain_training(x) and _bare(key, x):
+            return _AttentionPool.apply(x, key.weight, key.bias)
+    weights = F.softmax(key(x).flatten(2), dim=-1)  # (B, 1, N)
+    return x, weights.unflatten(2, x.shape[2:]), (x.flatten(2) @ weights.mT).unsqueeze(-1)
+
+
+def blend(x: Tensor, changed: Tensor, gain: Tensor) -> Tensor:
+    """x + gain (changed - x), gain being one number; x itself if that is zero, even where ``changed`` is not finite."""
+    if _plain(x) and x.device.type == "cpu" and x.dtype == changed.dtype == gain.dtype:
+        return _Blend.apply(x, changed, gain)
+    change = changed - x
+    change = change.where((gain != 0) | change.isfinite(), 0)  # zero times infinity is NaN
+    return x + gain * change
+
+
+class Pointwise(nn.Conv2d):
+    """1x1 convolution; of single pixels, as behind global pooling, it is one matrix product.
+
+    Args:
+        channels: of the input.
+        out_channels: of the output.
+        bias: whether it has one.
+    """
+
+    def __init__(self, channels: int, out_channels: int, *, bias: bool = True, **factory: Any) -> None:
+        super().__init__(channels, out_channels, 1, bias=bias, **factory)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C', H, W)."""
+        return pointwise(input, self.weight, self.bias)
+
+
+def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """1x1 convolution."""
+    if x.shape[2] == 1 and x.shape[3] == 1:
+        return F.linear(x.flatten(1), weight.flatten(1), bias)[:, :, None, None]
+    return F.conv2d(x, weight, bias)
+
+
+torch.fx.wrap("pointwise")  # one step for torch.fx: it decides by the shape of real tensors
+
+
+def _plain_training(x: Tensor, weights: Tensor | None = None) -> bool:
+    """Whether gradients are recorded, and by nothing but autograd on ordinary tensors."""
+    return (
+        torch.is_grad_enabled()
+        and _plain(x)  # first: a tracer's stand-in has no requires_grad that could be asked for
+        and (x.requires_grad or (weights is not None and weights.requires_grad))
+    )
+
+
+def _plain(x: Tensor) -> bool:
+    """Whether operations on a tensor are run as they are, now, and nobody watches."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in (Tensor, nn.Parameter)
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined]
+        and not torch._C._len_torch_function_stack()
+        and not _transformed(x)
+    )
+
+
+def _transformed(x: Tensor) -> bool:
+    """Whether ``torch.func``, forward-mode differentiation or a batch of gradients is at work."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch._C._dispatch_keys(x).has("Batched")
+    )
+
+
+def _spreads(weights: Tensor, x: Tensor) -> bool:
+    """Whether one weight is multiplied by many values of the same image."""
+    return (
+        type(weights) in (Tensor, nn.Parameter)
+        and weights.dtype == x.dtype
+        and weights.ndim == x.ndim
+        and weights.shape != x.shape
+        and weights.shape[0] == x.shape[0]
+        and all(small in (1, large) for small, large in zip(weights.shape, x.shape, strict=True))
+    )
+
+
+def _bare(layer: nn.Conv2d, x: Tensor) -> bool:
+    """Whether a layer's weights can stand for the layer: in the precision of its input, and without hooks."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    untouched = type(layer) is nn.Conv2d and "forward" not in vars(layer) and not any(hooks)
+    same = type(layer.weight) is nn.Parameter and layer.weight.dtype == x.dtype and not autocasting(x.device)
+    return untouched and same and not nn.modules.module._has_any_global_hook()
+
+
+class _Gate(Function):
+    """x * weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weights)
+        return x * weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weights = ctx.saved_tensors
+        to_x, to_weights = ctx.needs_input_grad
+        return grad * weights if to_x else None, _sum_of_products(grad, x, weights) if to_weights else None
+
+
+def _sum_of_products(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
+    """a * b, summed along the axes that are broadcast."""
+    dims = tuple(dim for dim in range(a.ndim) if like.shape[dim] != a.shape[dim])
+    if not dims:
+        return a * b
+    sums = [_reduce(torch.sum, product, dims) for _, product in _pieces(torch.mul, a, b)]
+    return torch.cat(sums) if len(sums) > 1 else sums[0]
+
+
+def _pieces(operation: Callable[..., Tensor], a: Tensor, b: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """What an operation makes of two maps, a few images at a time in the same memory, so that it stays in the cache."""
+    size = a.numel() * a.element_size()
+    if size <= SMALL or torch.is_grad_enabled() or _transformed(a):
+        yield slice(None), operation(a, b)
+        return
+    step = max(1, len(a) * PIECE // size)
+    memory = torch.empty_like(a[:step])
+    for start in range(0, len(a), step):
+        images = slice(start, start + step)
+        yield images, operation(a[images], b[images], out=memory[: len(a[images])])
+
+
+class _GateRowsColumns(Function):
+    """x * rows * columns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        ctx.save_for_backward(x, rows, columns)
+        return (x * rows).mul_(columns)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x, rows, columns = ctx.saved_tensors
+        to_rows, to_columns = [], []
+        with without_autocast(x.device):
+            for images, product in _pieces(torch.mul, grad, x):
+                row, column = rows[images], columns[images]
+                if x.is_contiguous():
+                    to_rows.append(product @ column.mT)
+                    to_columns.append(row.mT @ product)
+                else:
+                    to_rows.append(_reduce(torch.sum, product * column, (3,)))
+                    to_columns.append(_reduce(torch.sum, product * row, (2,)))
+        to_x = None
+        if ctx.needs_input_grad[0]:
+            to_x = grad * rows
+            to_x = to_x * columns if torch.is_grad_enabled() else to_x.mul_(columns)
+        return to_x, torch.cat(to_rows), torch.cat(to_columns)
+
+
+def _count(x: Tensor, dims: tuple[int, ...]) -> int:
+    """How many values along axes become one."""
+    return math.prod(x.shape[dim] for dim in dims)
+
+
+def _reduce(operation: Callable[..., Tensor], x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Sum or mean along axes, which are kept."""
+    if x.ndim != 4 or 1 in dims or x.is_contiguous():
+        return operation(x, dims, keepdim=True)
+    # Channels last. Along one of the two axes torch is ten times slower, unless it is given them in that order.
+    return operation(x.permute(0, 2, 3, 1), [dim - 1 for dim in dims], keepdim=True).permute(0, 3, 1, 2)
+
+
+class _Mean(Function):
+    """x.mean(dims, keepdim=True)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+        ctx.shape, ctx.count = x.shape, _count(x, dims)
+        return _reduce(torch.mean, x, dims)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return (grad / ctx.count).expand(ctx.shape), None
+
+
+class _MaxMean(Function):
+    """x itself, its maximum and its mean along one axis or both of the places."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        if len(dims) == 1:
+            peak, index = x.max(dims[0], keepdim=True)
+        else:
+            peak, index = F.adaptive_max_pool2d(x, 1, return_indices=True)
+        ctx.save_for_backward(index)
+        ctx.dims = dims
+        return x.view_as(x), peak, _reduce(torch.mean, x, dims)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, to_peak: Tensor, to_mean: Tensor) -> tuple[Tensor, None]:
+        (index,), dims, shape = ctx.saved_tensors, ctx.dims, grad.shape
+        to_mean = to_mean / _count(grad, dims)
+        # In place, where nobody else has this gradient: see `gate_by_max_mean`.
+        alone = not (torch.is_grad_enabled() or _transformed(grad) or _transformed(to_mean))
+        total = grad.add_(to_mean) if alone else grad + to_mean
+        if len(dims) == 1:
+            return total.scatter_add_(dims[0], index, to_peak), None
+        flat, one = (*shape[:2], shape[2] * shape[3]), (*shape[:2], 1)  # reshape, not flatten: gradients can be batched
+        total = total.reshape(flat).scatter_add_(2, index.reshape(one), to_peak.reshape(one))
+        return total.reshape(shape), None
+
+
+class _Mix(Function):
+    """The sum of maps times weights."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, *maps: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, *maps)
+        total = maps[0] * weights[:, 0]
+        for number in range(1, len(maps)):
+            total += maps[number] * weights[:, number]
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weights, *maps = ctx.saved_tensors
+        parts = list(zip(maps, weights.unbind(1), strict=True))
+        to_weights = torch.stack([_sum_of_products(grad, x, weight) for x, weight in parts], dim=1)
+        return to_weights, *(grad * weight for _, weight in parts)
+
+
+class _Blend(Function):
+    """x + gain (changed - x), on a CPU, where one can look at the gain without waiting for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, changed: Tensor, gain: Tensor) -> Tensor:
+        ctx.save_for_backward(x, changed, gain)
+        return (changed - x).mul_(gain).add_(x) if gain.item() else x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, changed, gain = ctx.saved_tensors
+        to_x = to_changed = to_gain = None
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            to_changed = grad * gain
+            to_x = grad - to_changed
+        if ctx.needs_input_grad[2]:
+            changes = _pieces(torch.sub, changed, x)
+            if not gain.item():
+                changes = ((images, change.nan_to_num(0, 0, 0)) for images, change in changes)
+            to_gain = torch.stack([(grad[images] * change).sum() for images, change in changes]).sum().view_as(gain)
+        return to_x, to_changed, to_gain
+
+
+class _AttentionPool(Function):
+    """x itself, the softmax of a linear function of its pixels, and their average with these weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, key: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        pixels = x.flatten(2)  # (B, C, N)
+        energies = key.flatten(1) @ pixels  # (B, 1, N)
+        weights = F.softmax(energies if bias is None else energies + bias, dim=-1)
+        average, weights = (pixels @ weights.mT).unsqueeze(-1), weights.unflatten(2, x.shape[2:])
+        ctx.save_for_backward(x, key, weights)  # the weights as they are returned: second derivatives go through them
+        ctx.biased = bias is not None
+        return x.view_as(x), weights, average
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, to_weights: Tensor, to_average: Tensor) -> tuple[Tensor | None, ...]:
+        x, key, weights = ctx.saved_tensors
+        flat, row = (*x.shape[:2], x.shape[2] * x.shape[3]), (len(x), 1, x.shape[2] * x.shape[3])
+        with without_autocast(x.device):
+            pixels, weights = x.reshape(flat), weights.reshape(row)  # (B, C, N), (B, 1, N)
+            to_average = to_average.squeeze(-1)  # (B, C, 1)
+            to_weights = to_weights.reshape(row) + to_average.mT @ pixels
+            to_energies = weights * (to_weights - (to_weights * weights).sum(-1, keepdim=True))
+            # Both gradients of x are products of a vector of channels and one of places: one product of thin matrices.
+            channels = torch.cat([to_average, key.flatten(1).mT.expand(len(x), -1, -1)], dim=2)  # (B, C, 2)
+            places = torch.cat([weights, to_energies], dim=1)  # (B, 2, N)
+            if x.is_contiguous():
+                to_x = torch.baddbmm(grad.reshape(flat), channels, places)
+            else:
+                to_x = torch.baddbmm(grad.reshape(flat).mT, places.mT, channels.mT).mT
+            to_key = (to_energies @ pixels.mT).sum(0).reshape(key.shape)
+        return to_x.reshape(x.shape), to_key, to_energies.sum().reshape(1) if ctx.biased else None

@@ -1,0 +1,43 @@
+"""Numbers of heads and of channels that fit each other."""
+
+from __future__ import annotations
+
+from visattn.core.arguments import positive
+
+
+def fitting_heads(owner: str, channels: int, heads: int | None, *, most: int = 8, parts: int = 1) -> int:
+    """The number of heads: as given, or the largest up to ``most`` that divides the channels.
+
+    Args:
+        owner: the block, for the message.
+        channels: of all heads.
+        heads: what the user asked for, if anything.
+        most: so many at most if nothing was asked for.
+        parts: the channels of a head are divided again, into this many equal parts.
+
+    >>> fitting_heads("sasa", 64, None), fitting_heads("sasa", 100, None, parts=2)
+    (8, 5)
+    """
+    if heads is None:
+        if channels % parts:
+            raise ValueError(f"{owner} needs a multiple of {parts} channels, got {channels}")
+        heads = next(number for number in range(most, 0, -1) if channels % (number * parts) == 0)
+    if heads < 1 or channels % (heads * parts):
+        rest = f" into heads of a multiple of {parts}" if parts > 1 else ""
+        raise ValueError(f"{owner}: {heads} heads do not divide {channels} channels{rest}")
+    return heads
+
+
+def output_width(owner: str, channels: int, out_channels: int | None, stride: int) -> int:
+    """Channels that come out of a block in the place of a convolution; as many as go in unless given."""
+    width = channels if out_channels is None else out_channels
+    positive(owner, out_channels=width, stride=stride)
+    return width
+
+
+def odd(owner: str, **sizes: int) -> None:
+    """Raise if the side of a window is not an odd number: it would have no centre."""
+    positive(owner, **sizes)
+    for name, size in sizes.items():
+        if size % 2 == 0:
+            raise ValueError(f"{owner} needs an odd {name}, got {size}")

@@ -1,0 +1,76 @@
+"""timm's blocks, built with the widths of ours, so that the same work is compared.
+
+Each computes the same function as ours, up to the order of weights, except where ``RIVALS`` says what is not the same.
+timm's convolutional gather-excite (``extra_params=True``, our ``ge_theta``) cannot be built in timm 1.0.31, which takes
+``device`` and ``dtype`` for numbers there. Our other blocks are not in timm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from torch import nn
+
+from visattn.blocks.base import reduced
+
+# By the name of our block: timm's class, and what is not the same in it.
+RIVALS = {
+    "se": ("SEModule", ""),
+    "ese": ("EffectiveSEModule", ""),
+    "eca": ("EcaModule", "its kernel is at least three wide, ours may be one wide"),
+    "gc": ("GlobalContext", "the epsilon of its norm is 1e-6, that of ours 1e-5"),
+    "cbam": ("CbamModule", ""),
+    "spatial": ("SpatialAttn", ""),
+    "coord": ("CoordAttn", ""),
+    "ge": ("GatherExcite", ""),
+    "sk": ("SelectiveKernel", ""),
+    "splat": ("SplitAttn", ""),
+    "nonlocal": ("NonLocalAttn", "it divides energies by the root of C, ours by that of the inner width"),
+    "mhsa": ("BottleneckAttn", "its position tables fit one size of maps, ours are interpolated for others"),
+}
+
+
+def build_rival(name: str, channels: int, height: int, width: int) -> nn.Module:
+    """timm's block for one of ours, for maps of that size.
+
+    >>> from visattn.blocks import create_block
+    >>> from visattn.counting import count_parameters
+    >>> count_parameters(build_rival("cbam", 256, 8, 8)) == count_parameters(create_block("cbam", 256))
+    True
+    """
+    from timm.layers import (
+        EcaModule,
+        EffectiveSEModule,
+        GatherExcite,
+        GlobalContext,
+        NonLocalAttn,
+        SelectiveKernel,
+        SEModule,
+        SplitAttn,
+    )
+    from timm.layers.bottleneck_attn import BottleneckAttn
+    from timm.layers.cbam import CbamModule, SpatialAttn
+    from timm.layers.coord_attn import CoordAttn
+
+    sixteenth = reduced(channels, 1 / 16)
+    build: dict[str, Callable[[], nn.Module]] = {
+        "se": lambda: SEModule(channels, rd_channels=sixteenth),
+        "ese": lambda: EffectiveSEModule(channels),
+        "eca": lambda: EcaModule(channels),
+        "gc": lambda: GlobalContext(channels, fuse_add=True, fuse_scale=False, rd_channels=sixteenth),
+        "cbam": lambda: CbamModule(channels, rd_channels=sixteenth, mlp_bias=True),
+        "spatial": lambda: SpatialAttn(),
+        "coord": lambda: CoordAttn(channels, rd_channels=reduced(channels, 1 / 32, minimum=8), bias=True),
+        "ge": lambda: GatherExcite(channels, use_mlp=False),
+        "sk": lambda: SelectiveKernel(
+            channels, groups=math.gcd(channels, 32), rd_channels=max(sixteenth, 32), split_input=False
+        ),
+        # It wants the bottleneck's width per split, of which there are two.
+        "splat": lambda: SplitAttn(
+            channels, rd_channels=reduced(2 * channels, 1 / 4, minimum=32) // 2, norm_layer=nn.BatchNorm2d
+        ),
+        "nonlocal": lambda: NonLocalAttn(channels, rd_channels=reduced(channels, 1 / 2)),
+        "mhsa": lambda: BottleneckAttn(channels, feat_size=(height, width), num_heads=4, scale_pos_embed=True),
+    }
+    return build[name]()

@@ -1,0 +1,165 @@
+"""What is measured, and how: the words of the command, checked before anything runs."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from visattn.blocks import is_imported, list_blocks
+from visattn.core.arguments import at_least_one
+from visattn.listing import shown
+from visattn.registry import suggest
+
+Words: TypeAlias = str | Sequence[str]  # "train,eval" or ["train", "eval"]
+Shapes: TypeAlias = str | Sequence[str | Sequence[int]]  # "32x256x56x56,8x64x7x7" or [(32, 256, 56, 56)]
+
+MODES = ("train", "eval")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+COMPILE = ("off", "on")
+LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+LARGEST_SIDE = 2**20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a module runs.
+
+    Args:
+        mode: ``train``: gradients for the input and the parameters; ``eval``: evaluation mode, no gradients.
+        dtype: of the module and its input, ``fp32``, ``bf16`` or ``fp16``.
+        compile: ``on``: by ``torch.compile``.
+        layout: of the maps in memory, ``nchw`` or ``nhwc``.
+    """
+
+    mode: str
+    dtype: str
+    compile: str
+    layout: str
+
+    @property
+    def train(self) -> bool:
+        """Whether there is a backward pass."""
+        return self.mode == "train"
+
+    def place(self, module: nn.Module, device: torch.device) -> nn.Module:
+        """The module as it runs in this setting."""
+        module.to(device, DTYPES[self.dtype], memory_format=LAYOUTS[self.layout])  # type: ignore[call-overload]
+        module.train(self.train)
+        return torch.compile(module, dynamic=False) if self.compile == "on" else module  # type: ignore[return-value]
+
+    def forget_compiled(self) -> None:
+        """Drop what was compiled for other modules, of which the compiler keeps only so many."""
+        if self.compile == "on":
+            torch.compiler.reset()
+
+    def random(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        """Random numbers in the dtype and the layout of this setting."""
+        tensor = torch.randn(*shape, device=device).to(DTYPES[self.dtype])
+        return tensor.to(memory_format=LAYOUTS[self.layout]) if tensor.ndim == 4 else tensor
+
+
+def all_settings(mode: Words, dtype: Words, compile: Words, layout: Words) -> list[Setting]:
+    """Every combination of the words."""
+    chosen = (
+        words("mode", mode, MODES),
+        words("dtype", dtype, DTYPES),
+        words("compile", compile, COMPILE),
+        words("layout", layout, LAYOUTS),
+    )
+    return [Setting(*each) for each in product(*chosen)]
+
+
+def split(what: str, given: Any) -> list[str]:
+    """Words given as one text with commas or as a list, each once."""
+    parts = given.split(",") if isinstance(given, str) else given
+    if not isinstance(parts, list | tuple) or not all(isinstance(each, str) for each in parts):
+        raise TypeError(f"{what} is text such as 'a,b', or a list of texts, got {shown(given)}")
+    found = list(dict.fromkeys(each.strip() for each in parts if each.strip()))
+    if not found:
+        raise ValueError(f"{what} is empty")
+    return found
+
+
+def words(what: str, given: Any, known: Iterable[str]) -> list[str]:
+    """Words that are all known.
+
+    >>> words("mode", "train,eval", MODES), words("layout", ["nhwc"], LAYOUTS)
+    (['train', 'eval'], ['nhwc'])
+    """
+    found = split(what, given)
+    known = list(known)
+    for each in found:
+        if each not in known:
+            raise ValueError(f"unknown {what} {shown(each)}: {suggest(each, known)}")
+    return found
+
+
+def block_names(given: Words) -> list[str]:
+    """Names of blocks from names and globs; ``all`` are all, except those of packages that were not imported yet.
+
+    >>> block_names("se,nonlocal_*")
+    ['se', 'nonlocal_concat', 'nonlocal_dot', 'nonlocal_gaussian']
+    """
+    known = list_blocks()
+    found: list[str] = []
+    for pattern in split("blocks", given):
+        matching = fnmatch.filter(known, "*" if pattern == "all" else pattern)
+        matching = [name for name in matching if name == pattern or is_imported(name)]
+        if not matching:
+            raise ValueError(f"unknown block {shown(pattern)}: {suggest(pattern, ['all', *known])}")
+        found += matching
+    return list(dict.fromkeys(found))
+
+
+def shapes(given: Shapes) -> list[tuple[int, int, int, int]]:
+    """Shapes (B, C, H, W) of feature maps.
+
+    >>> shapes("32x256x56x56,8x64x7x7"), shapes([(2, 64, 8, 8)])
+    ([(32, 256, 56, 56), (8, 64, 7, 7)], [(2, 64, 8, 8)])
+    """
+    every = given.split(",") if isinstance(given, str) else list(given)
+    found = []
+    for each in every:
+        text = isinstance(each, str)
+        sides = re.split(r"\s*x\s*", each.strip().lower()) if text else list(each)  # type: ignore[union-attr]
+        numbers = [int(side) if isinstance(side, str) and re.fullmatch(r"\d{1,9}", side) else side for side in sides]
+        if len(numbers) != 4 or not all(isinstance(side, int) and 0 < side <= LARGEST_SIDE for side in numbers):
+            raise ValueError(f"a shape is batch x channels x height x width, such as 32x256x56x56, got {shown(each)}")
+        found.append(tuple(numbers))
+    if not found:
+        raise ValueError("shape is empty")
+    return list(dict.fromkeys(found))  # type: ignore[arg-type]  # of four each
+
+
+def number_above(what: str, value: Any, least: float) -> float:
+    """A finite number above another, or raise."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not (math.isfinite(number) and number > least):
+        raise ValueError(f"{what} must be a number above {least:g}, got {shown(value)}")
+    return number
+
+
+@contextmanager
+def quiet_machine(threads: int | None) -> Iterator[None]:
+    """The same random numbers each time and, if given, that many threads; afterwards all is as before."""
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(at_least_one("threads", threads, 4096))
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            yield
+    finally:
+        torch.set_num_threads(before)

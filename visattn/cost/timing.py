@@ -1,0 +1,101 @@
+"""Times of several steps, interleaved: whatever else the machine does meanwhile slows all of them alike."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+Step: TypeAlias = Callable[[], Any]
+
+WARM_UP = 3  # rounds that are not counted: compilers, autotuning, caches
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The middle half of several measurements.
+
+    Args:
+        median: of them.
+        low: the first quartile.
+        high: the third quartile.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The median and the quartiles of measurements.
+
+        >>> Spread.of([4.0, 1.0, 2.0, 3.0, 9.0])
+        Spread(median=3.0, low=2.0, high=4.0)
+        """
+        low, median, high = (float(each) for each in np.percentile(values, [25, 50, 75]))
+        return cls(median, low, high)
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+    """How many times as long we take: ratios within each round, where both ran on an equally busy machine.
+
+    >>> ratios([2.0, 20.0, 2.0], [1.0, 10.0, 4.0])  # the second round was disturbed, the ratio was not
+    Spread(median=2.0, low=1.25, high=2.0)
+    """
+    return Spread.of([own / other for own, other in zip(ours, theirs, strict=True)])
+
+
+def interleaved(steps: Sequence[Step], repeats: int, device: torch.device) -> list[list[float]]:
+    """Seconds of every step in every round.
+
+    A round runs each step once, beginning with the next one each time, so that no step always follows the same other.
+    Garbage is not collected meanwhile.
+    """
+    measure = _cuda_seconds if device.type == "cuda" else _seconds
+    seconds: list[list[float]] = [[] for _ in steps]
+    with without_garbage_collection():
+        for _ in range(WARM_UP):
+            for step in steps:
+                step()
+        for round_ in range(repeats):
+            for place in range(len(steps)):
+                number = (round_ + place) % len(steps)
+                seconds[number].append(measure(steps[number], device))
+    return seconds
+
+
+def _seconds(step: Step, device: torch.device) -> float:
+    del device
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def _cuda_seconds(step: Step, device: torch.device) -> float:
+    """What passes between two events in the queue of the device, which is empty before and after."""
+    with torch.cuda.device(device):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        step()
+        end.record()
+        torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Let nothing that is left from before be released meanwhile."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
