@@ -19,5 +19,6 @@ if __name__ == "__main__":
     begin("train.py")
     from visattn.cli.train import main
 
-    sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # nothing else is imported from this folder
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if path != folder]  # nothing else is imported from this folder
     sys.exit(main())

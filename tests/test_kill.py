@@ -65,7 +65,7 @@ def test_a_run_told_to_end_at_any_moment_loses_no_step(folder):
     rng, steps = random.Random(1), [0]
     for _ in range(4):
         code, said = end(folder, "told", signal.SIGTERM, rng)
-        if code == 0:  # only when all is done
+        if code == 0 or "in total" in said:  # only when all is done; a signal may still meet the interpreter leaving
             assert (folder / "runs" / "told" / "heatmaps.png").exists()
             break
         assert code == 143, said
