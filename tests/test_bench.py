@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -132,44 +131,78 @@ def test_gradients_flow_to_the_input_and_the_parameters():
 
 # --- rivals ---------------------------------------------------------------------------------------------------------
 
-# Where timm's parameters stand in another order than ours: ours, in the order of timm's.
-ORDER = {
-    "nonlocal": ["theta", "phi", "g", "out", "bn"],
-    "mhsa": ["qkv", "rel_h", "rel_w"],
+
+def ordered(*names):
+    """Our parameters, module by module in timm's order."""
+    return lambda own: [own[each] for each in sorted(own, key=lambda each: names.index(each.split(".")[0]))]
+
+
+def padded(table):
+    """A position table with the rows that timm has and does not read."""
+    return nn.functional.pad(table, (0, 0, 6, 0))
+
+
+def halo_parameters(own):
+    """Keys and values head by head, and longer tables."""
+    query, *key_value = (each.reshape(8, 4, -1) for each in own["qkv.weight"].chunk(3))
+    return [query, torch.cat(key_value, dim=1), padded(own["rel_h"]), padded(own["rel_w"])]
+
+
+# Where timm's parameters are not simply ours in the same order: what they are, made of ours.
+THEIRS = {
+    "nonlocal": ordered("theta", "phi", "g", "out", "bn"),
+    "mhsa": ordered("qkv", "rel_h", "rel_w"),
+    "halo": halo_parameters,
+    "lambda": lambda own: [
+        torch.cat([own["query.weight"], own["key.weight"], own["value.weight"]]),
+        *(own[f"bn_{each}.{kind}"] for each in ("query", "value") for kind in ("weight", "bias")),
+        own["embedding.weight"],
+        torch.zeros(16),
+    ],
 }
+MORE = {"halo": lambda channels: 2 * 6 * channels // 8, "lambda": lambda channels: 16}  # parameters that only timm has
+SIDE = {"halo": 16}  # of the maps; 14 for all others
 
 
 @pytest.mark.parametrize("name", RIVALS)
 @pytest.mark.parametrize("channels", [64, 256])
 def test_rivals_have_our_parameters(name, channels):
-    ours, theirs = visattn.create_block(name, channels), build_rival(name, channels, 14, 14)
+    side = SIDE.get(name, 14)
+    ours, theirs = visattn.create_block(name, channels), build_rival(name, channels, side, side)
     assert type(theirs).__name__ == RIVALS[name][0]
-    assert count_parameters(theirs) == count_parameters(ours)
-    x = torch.randn(2, channels, 14, 14)
+    assert count_parameters(theirs) == count_parameters(ours) + MORE.get(name, lambda _: 0)(channels)
+    x = torch.randn(2, channels, side, side)
     assert theirs(x).shape == x.shape
 
 
 @pytest.mark.parametrize("name", RIVALS)
 def test_rivals_compute_what_ours_do(name):
     torch.manual_seed(0)
-    ours, theirs = visattn.create_block(name, 32).double(), build_rival(name, 32, 14, 14).double()
-    own = OrderedDict(ours.named_parameters())
-    for parameter in own.values():
+    side = SIDE.get(name, 14)
+    ours, theirs = visattn.create_block(name, 32).double(), build_rival(name, 32, side, side).double()
+    for parameter in ours.parameters():
         nn.init.normal_(parameter, std=0.1)
-    names = sorted(own, key=lambda each: ORDER[name].index(each.split(".")[0])) if name in ORDER else list(own)
+    own = dict(ours.named_parameters())
     with torch.no_grad():
-        for each, parameter in zip(names, theirs.parameters(), strict=True):
+        values = THEIRS[name](own) if name in THEIRS else list(own.values())
+        for parameter, value in zip(theirs.parameters(), values, strict=True):
             swapped = name in ("cbam", "spatial") and parameter.shape[1:] == (2, 7, 7)  # [mean, max], not [max, mean]
-            parameter.copy_(own[each].flip(1) if swapped else own[each].reshape(parameter.shape))
+            parameter.copy_(value.flip(1) if swapped else value.reshape(parameter.shape))
     if name == "nonlocal":
         theirs.scale = 16**-0.5  # the difference that is documented
-    x = torch.randn(2, 32, 14, 14, dtype=torch.float64)
+    x = torch.randn(2, 32, side, side, dtype=torch.float64)
     tolerance = 1e-4 if name == "gc" else 1e-10
     assert torch.allclose(ours.eval()(x), theirs.eval()(x), rtol=0, atol=tolerance)
 
 
 def test_rivals_are_named_where_they_differ():
-    assert {name for name, (_, difference) in RIVALS.items() if difference} == {"eca", "gc", "nonlocal", "mhsa"}
+    different = {name for name, (_, difference) in RIVALS.items() if difference}
+    assert different == {"eca", "gc", "nonlocal", "mhsa", "halo", "lambda"}
+
+
+def test_there_is_no_rival_where_timm_has_none():
+    assert build_rival("simam", 32, 8, 8) is None
+    assert build_rival("halo", 32, 14, 16) is None  # no whole blocks
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -193,14 +226,14 @@ def test_every_block_gets_a_row():
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_against_timm(layout, dtype):
-    found = bench_blocks(list(RIVALS), "2x32x7x7", layout=layout, dtype=dtype, against="timm", repeats=1)
+    found = bench_blocks(list(RIVALS), "2x32x8x8", layout=layout, dtype=dtype, against="timm", repeats=1)
     assert not found.left_out
     for row in found.rows:
-        assert row.rival.parameters == pytest.approx(row.cost.parameters, rel=0.3)  # tables of positions
+        assert row.rival.parameters == pytest.approx(row.cost.parameters, rel=0.3)  # tables of positions, a bias
         assert row.multiply.parameters == 2 * 32
         assert row.to_rival.step.median > 0
         if row.setting.mode == "train":
-            assert row.multiply.kept_bytes == 2 * 32 * 7 * 7 * (4 if dtype == "fp32" else 2)  # x; g is a parameter
+            assert row.multiply.kept_bytes == 2 * 32 * 8 * 8 * (4 if dtype == "fp32" else 2)  # x; g is a parameter
 
 
 def test_what_does_not_fit_is_left_out_with_its_reason(capsys):

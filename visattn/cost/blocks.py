@@ -12,7 +12,7 @@ from visattn.blocks import block_info, create_block
 from visattn.core.arguments import Device, at_least_one
 from visattn.cost.contest import Contestant, Cost, Ratio, check_room, contest
 from visattn.cost.results import Note, Report, Track, as_call, measure_all, this_machine
-from visattn.cost.rivals import RIVALS, build_rival
+from visattn.cost.rivals import build_rival
 from visattn.cost.settings import (
     Setting,
     Shapes,
@@ -152,9 +152,9 @@ def _measure(
     repeats: int,
 ) -> BlockRow:
     setting.forget_compiled()
-    modules = [create_block(name, shape[1]), Multiply(*shape[:2])]
-    if against is not None and name in RIVALS:
-        modules.append(build_rival(name, *shape[1:]))
+    modules: list[nn.Module] = [create_block(name, shape[1]), Multiply(*shape[:2])]
+    if against is not None and (timms := build_rival(name, *shape[1:])) is not None:
+        modules.append(timms)
     check_room(modules, shape, setting, device)
     x = setting.random(shape, device).requires_grad_(setting.train)
     ours, multiply, *rival = contest([Contestant(module, setting, x) for module in modules], repeats)

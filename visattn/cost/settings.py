@@ -52,8 +52,10 @@ class Setting:
 
     def place(self, module: nn.Module, device: torch.device) -> nn.Module:
         """The module as it runs in this setting."""
-        module.to(device, DTYPES[self.dtype], memory_format=LAYOUTS[self.layout])  # type: ignore[call-overload]
-        module.train(self.train)
+        module.to(device, DTYPES[self.dtype]).train(self.train)
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.ndim == 4:  # nn.Module.to fails where there is a 3-D convolution as well
+                tensor.data = tensor.data.to(memory_format=LAYOUTS[self.layout])
         return torch.compile(module, dynamic=False) if self.compile == "on" else module  # type: ignore[return-value]
 
     def forget_compiled(self) -> None:
