@@ -110,6 +110,17 @@ def test_steps_take_turns():
     assert "".join(ran[-9:]) == "abcbcacab"
 
 
+def test_rounds_end_after_a_while_unless_their_number_is_given(monkeypatch):
+    def rounds(repeats):
+        (seconds,) = interleaved([lambda: None], repeats, CPU)
+        return len(seconds)
+
+    assert rounds(None) == 20
+    monkeypatch.setattr("visattn.cost.timing.ENOUGH", 0)
+    assert rounds(None) == 3
+    assert rounds(5) == 5
+
+
 def test_ratios_are_those_within_a_round():
     (measured,) = contest([Contestant(nn.Conv2d(4, 4, 1), TRAIN, torch.randn(2, 4, 3, 3, requires_grad=True))], 3)
     ratio = measured.over(measured)

@@ -65,7 +65,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--batch-size", metavar="N", type=int, help="images at a time [32; of a budget 1]")
     parser.add_argument("--image-size", metavar="N", type=int, help="height and width [the network's own]")
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda, ... [cuda if available]")
-    parser.add_argument("--repeats", metavar="N", type=int, help="rounds [20; of a network 10]")
+    parser.add_argument("--repeats", metavar="N", type=int, help="rounds [3 to 20, as fit into 2 seconds]")
     parser.add_argument("--threads", metavar="N", type=int, help="of the CPU [as torch is set]")
     parser.add_argument(
         "--json", metavar="FILE", nargs="?", const=STDOUT, help="print JSON instead of a table, or write it to a file"

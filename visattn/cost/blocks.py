@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks import block_info, create_block
-from visattn.core.arguments import Device, at_least_one
+from visattn.core.arguments import Device
 from visattn.cost.contest import Contestant, Cost, Ratio, check_room, contest
 from visattn.cost.results import Note, Report, Track, as_call, measure_all, this_machine
 from visattn.cost.rivals import build_rival
@@ -19,6 +19,7 @@ from visattn.cost.settings import (
     Words,
     all_settings,
     block_names,
+    checked_repeats,
     quiet_machine,
     shapes,
     words,
@@ -27,8 +28,6 @@ from visattn.cost.table import factor, megabytes, milliseconds
 from visattn.listing import times
 from visattn.opening import usable_device
 from visattn.tables import Table
-
-MOST_REPEATS = 10**6
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def bench_blocks(
     layout: Words = "nchw",
     against: str | None = None,
     device: Device = None,
-    repeats: int = 20,
+    repeats: int | None = None,
     threads: int | None = None,
     note: Note | None = None,
     track: Track | None = None,
@@ -104,7 +103,7 @@ def bench_blocks(
         layout: ``nchw`` and ``nhwc``.
         against: ``timm`` for timm's blocks with the same widths.
         device: cuda if there is one.
-        repeats: rounds.
+        repeats: rounds; three to twenty, as many as fit into two seconds, unless given.
         threads: of the CPU; as torch is set unless given.
         note: called at once with what is left out, and why.
         track: wraps lists, as ``tqdm`` does, to show progress.
@@ -117,7 +116,7 @@ def bench_blocks(
     settings = all_settings(mode, dtype, compile, layout)
     if against is not None:
         words("rival", against, ["timm"])
-    repeats = at_least_one("repeats", repeats, MOST_REPEATS)
+    repeats = checked_repeats(repeats)
     place = usable_device(device)
     jobs = [(name, each, setting) for each in all_shapes for setting in settings for name in names]
     with quiet_machine(threads):
@@ -149,7 +148,7 @@ def _measure(
     setting: Setting,
     against: str | None,
     device: torch.device,
-    repeats: int,
+    repeats: int | None,
 ) -> BlockRow:
     setting.forget_compiled()
     modules: list[nn.Module] = [create_block(name, shape[1]), Multiply(*shape[:2])]

@@ -8,11 +8,20 @@ from dataclasses import dataclass
 import torch
 
 from visattn.core.arguments import Device, at_least_one
-from visattn.cost.blocks import MOST_REPEATS, named
+from visattn.cost.blocks import named
 from visattn.cost.contest import contest
 from visattn.cost.networks import LARGEST_BATCH, contestant
 from visattn.cost.results import Note, Report, Track, as_call, measure_all, this_machine
-from visattn.cost.settings import Setting, Words, all_settings, block_names, number_above, quiet_machine, split
+from visattn.cost.settings import (
+    Setting,
+    Words,
+    all_settings,
+    block_names,
+    checked_repeats,
+    number_above,
+    quiet_machine,
+    split,
+)
 from visattn.cost.table import factor, milliseconds
 from visattn.cost.timing import Spread
 from visattn.counting import count_macs
@@ -58,7 +67,7 @@ def bench_budget(
     compile: str = "off",
     layout: str = "nchw",
     device: Device = None,
-    repeats: int = 20,
+    repeats: int | None = None,
     threads: int | None = None,
     note: Note | None = None,
     track: Track | None = None,
@@ -78,7 +87,7 @@ def bench_budget(
         compile: ``off`` or ``on``.
         layout: ``nchw`` or ``nhwc``.
         device: cuda if there is one.
-        repeats: rounds.
+        repeats: rounds; three to twenty, as many as fit into two seconds, unless given.
         threads: of the CPU; as torch is set unless given.
         note: called at once with what is left out, and why.
         track: wraps lists, as ``tqdm`` does, to show progress.
@@ -99,7 +108,7 @@ def bench_budget(
         raise ValueError("a budget is that of one setting: give one dtype, one layout, and compile off or on")
     batch_size = at_least_one("batch_size", batch_size, LARGEST_BATCH)
     image_size = checked_size(image_size)
-    repeats = at_least_one("repeats", repeats, MOST_REPEATS)
+    repeats = checked_repeats(repeats)
     place = usable_device(device)
     _check_images(model, image_size)
     with quiet_machine(threads):
@@ -148,7 +157,7 @@ def _measure(
     image_size: int | None,
     setting: Setting,
     device: torch.device,
-    repeats: int,
+    repeats: int | None,
 ) -> BudgetRow:
     base, _, tag = split_name(model)[0].partition(".")
     name = f"{base}_{block}{'.' if tag else ''}{tag}"

@@ -111,7 +111,7 @@ class Contestant:
         return peak
 
 
-def contest(contestants: Sequence[Contestant], repeats: int) -> list[Measured]:
+def contest(contestants: Sequence[Contestant], repeats: int | None) -> list[Measured]:
     """Measure all of them in one loop, each in turn."""
     train = contestants[0].setting.train
     steps: list[Step] = [each.forward for each in contestants]

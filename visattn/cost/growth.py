@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from visattn.blocks import create_block, list_blocks
-from visattn.core.arguments import Device, at_least_one
-from visattn.cost.blocks import MOST_REPEATS
+from visattn.core.arguments import Device
 from visattn.cost.contest import Contestant, check_room, contest
 from visattn.cost.results import Note, Report, Track, as_call, measure_all, this_machine
-from visattn.cost.settings import Setting, Words, block_names, quiet_machine, shapes
+from visattn.cost.settings import Setting, Words, block_names, checked_repeats, quiet_machine, shapes
 from visattn.cost.table import megabytes, milliseconds
 from visattn.cost.timing import Spread
 from visattn.opening import usable_device
@@ -51,7 +50,7 @@ def bench_growth(
     batch_size: int = 2,
     channels: int = 64,
     device: Device = None,
-    repeats: int = 10,
+    repeats: int | None = None,
     threads: int | None = None,
     note: Note | None = None,
     track: Track | None = None,
@@ -64,7 +63,7 @@ def bench_growth(
         batch_size: images at a time.
         channels: of the maps.
         device: cuda if there is one.
-        repeats: rounds, each with all sizes.
+        repeats: rounds, each with all sizes; three to twenty, as many as fit into two seconds, unless given.
         threads: of the CPU; as torch is set unless given.
         note: called at once with what is left out, and why.
         track: wraps lists, as ``tqdm`` does, to show progress.
@@ -77,7 +76,7 @@ def bench_growth(
     every = shapes([(batch_size, channels, side, side) for side in sides])
     if len(every) < 2 or [each[2] for each in every] != sorted(sides):
         raise ValueError(f"sides are two or more growing numbers, got {tuple(sides)}")
-    repeats = at_least_one("repeats", repeats, MOST_REPEATS)
+    repeats = checked_repeats(repeats)
     place = usable_device(device)
     with quiet_machine(threads):
         machine = this_machine(place)
@@ -95,7 +94,9 @@ def bench_growth(
     return Report("growth", command, machine, tuple(rows), left_out, growth_table)
 
 
-def _measure(name: str, every: Sequence[tuple[int, int, int, int]], device: torch.device, repeats: int) -> GrowthRow:
+def _measure(
+    name: str, every: Sequence[tuple[int, int, int, int]], device: torch.device, repeats: int | None
+) -> GrowthRow:
     block = create_block(name, every[0][1])
     check_room([block], every[-1], SETTING, device)
     inputs = [SETTING.random(shape, device).requires_grad_() for shape in every]

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from visattn.core.arguments import Device, at_least_one
-from visattn.cost.blocks import MOST_REPEATS, named
+from visattn.cost.blocks import named
 from visattn.cost.contest import Contestant, check_room, contest
 from visattn.cost.results import Note, Report, Track, as_call, measure_all, this_machine
-from visattn.cost.settings import Setting, Words, all_settings, quiet_machine, split
+from visattn.cost.settings import Setting, Words, all_settings, checked_repeats, quiet_machine, split
 from visattn.cost.table import factor, megabytes, milliseconds
 from visattn.cost.timing import Spread
 from visattn.models.names import model_config
@@ -67,7 +67,7 @@ def bench_models(
     compile: Words = "off",
     layout: Words = "nchw",
     device: Device = None,
-    repeats: int = 10,
+    repeats: int | None = None,
     threads: int | None = None,
     note: Note | None = None,
     track: Track | None = None,
@@ -83,7 +83,7 @@ def bench_models(
         compile: ``off`` and ``on``.
         layout: ``nchw`` and ``nhwc``.
         device: cuda if there is one.
-        repeats: rounds.
+        repeats: rounds; three to twenty, as many as fit into two seconds, unless given.
         threads: of the CPU; as torch is set unless given.
         note: called at once with what is left out, and why.
         track: wraps lists, as ``tqdm`` does, to show progress.
@@ -98,7 +98,7 @@ def bench_models(
     settings = all_settings(mode, dtype, compile, layout)
     batch_size = at_least_one("batch_size", batch_size, LARGEST_BATCH)
     image_size = checked_size(image_size)
-    repeats = at_least_one("repeats", repeats, MOST_REPEATS)
+    repeats = checked_repeats(repeats)
     place = usable_device(device)
     rows: list[ModelRow] = []
     left_out: tuple[tuple[str, str], ...] = ()
@@ -162,7 +162,7 @@ def _prepare(name: str, batch_size: int, image_size: int | None, setting: Settin
     return _Ready(name, image, contestant(network, image, batch_size, setting, device), single)
 
 
-def _measure(ready: Sequence[_Ready], repeats: int) -> Iterator[ModelRow]:
+def _measure(ready: Sequence[_Ready], repeats: int | None) -> Iterator[ModelRow]:
     steps, singles = contest([each.batch for each in ready], repeats), contest([each.single for each in ready], repeats)
     for each, step, single in zip(ready, steps, singles, strict=True):
         batch_size = len(each.batch.x)

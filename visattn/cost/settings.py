@@ -27,6 +27,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 COMPILE = ("off", "on")
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 LARGEST_SIDE = 2**20
+MOST_REPEATS = 10**6
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,11 @@ def number_above(what: str, value: Any, least: float) -> float:
     if isinstance(value, bool) or not (math.isfinite(number) and number > least):
         raise ValueError(f"{what} must be a number above {least:g}, got {shown(value)}")
     return number
+
+
+def checked_repeats(repeats: int | None) -> int | None:
+    """A number of rounds, if one is given, or raise."""
+    return None if repeats is None else at_least_one("repeats", repeats, MOST_REPEATS)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ import torch
 Step: TypeAlias = Callable[[], Any]
 
 WARM_UP = 3  # rounds that are not counted: compilers, autotuning, caches
+FEW, MANY = 3, 20  # rounds, if nobody says how many
+ENOUGH = 2.0  # seconds, after which no more of those begin: what takes long varies little
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
     return Spread.of([own / other for own, other in zip(ours, theirs, strict=True)])
 
 
-def interleaved(steps: Sequence[Step], repeats: int, device: torch.device) -> list[list[float]]:
-    """Seconds of every step in every round.
+def interleaved(steps: Sequence[Step], repeats: int | None, device: torch.device) -> list[list[float]]:
+    """Seconds of every step in every round, of which there are three to twenty, as two seconds allow, unless given.
 
     A round runs each step once, beginning with the next one each time, so that no step always follows the same other.
     Garbage is not collected meanwhile.
@@ -60,14 +62,23 @@ def interleaved(steps: Sequence[Step], repeats: int, device: torch.device) -> li
     measure = _cuda_seconds if device.type == "cuda" else _seconds
     seconds: list[list[float]] = [[] for _ in steps]
     with without_garbage_collection():
-        for _ in range(WARM_UP):
+        for _ in _rounds(1, WARM_UP):
             for step in steps:
                 step()
-        for round_ in range(repeats):
+        for round_ in _rounds(FEW, MANY) if repeats is None else range(repeats):
             for place in range(len(steps)):
                 number = (round_ + place) % len(steps)
                 seconds[number].append(measure(steps[number], device))
     return seconds
+
+
+def _rounds(least: int, most: int) -> Iterator[int]:
+    """Count rounds until there are enough of them, or enough time has passed."""
+    start = time.perf_counter()
+    for number in range(most):
+        if number >= least and time.perf_counter() - start > ENOUGH:
+            return
+        yield number
 
 
 def _seconds(step: Step, device: torch.device) -> float:
