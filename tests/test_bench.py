@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import visattn
-from benchmarks import blocks as blocks_benchmark
-from benchmarks import growth as growth_benchmark
-from benchmarks.speed_table import ROOT, speed_page
+from benchmarks import speed
+from benchmarks.speed_page import UNEXPLAINED, speed_page
 from visattn.cli import main
 from visattn.cost import RIVALS, bench_blocks, bench_budget, bench_growth, bench_models, build_rival
 from visattn.cost.contest import Contestant, contest
@@ -328,7 +327,7 @@ def check_content(content, kind):
     text = json.dumps(content)
     assert os.uname().nodename not in text or len(os.uname().nodename) < 4
     assert str(Path.home()) not in text
-    assert str(ROOT) not in text
+    assert str(speed.ROOT) not in text
 
 
 def test_json_to_stdout(capsys):
@@ -404,45 +403,70 @@ def test_compiled():
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def test_the_benchmarks_write_the_page(tmp_path, capsys):
+def test_the_benchmark_writes_the_page(tmp_path, capsys):
     """The smoke mode: nothing but that all of it runs, and that the page shows what was measured."""
-    blocks_benchmark.main(["--smoke", "--out", str(tmp_path)])
-    growth_benchmark.main(["--smoke", "--out", str(tmp_path)])
-    results = tmp_path / "benchmarks" / "results"
-    content = json.loads((results / "blocks.json").read_text())
-    check_content(content, "blocks")
-    check_content(json.loads((results / "growth.json").read_text()), "growth")
-    assert not content["left_out"]
-    assert content["command"] == "python -m benchmarks.blocks --smoke"
-    page = (tmp_path / "docs" / "speed.md").read_text()
-    assert page == speed_page(results)
-    for words in ("## In short", "## Training, nchw", "## Evaluation, nhwc", "## Memory", "## Growth", "growth.png"):
-        assert words in page
+    speed.main(["--smoke", "--out", str(tmp_path)])
+    results, page = tmp_path / "benchmarks" / "results", tmp_path / "docs" / "speed.md"
+    contents = {part: json.loads((results / f"{part}.json").read_text()) for part in speed.PARTS}
+    for part, content in contents.items():
+        assert content["command"] == f"python -m benchmarks.speed {part} --smoke"
+        assert not content["left_out"]
+        assert content["rows"]
+    text = page.read_text()
+    assert text == speed_page(results)
+    for words in (
+        "## Beside timm",
+        "### Evaluation, nhwc",
+        "## Under torch.compile",
+        "## Whole",
+        "## All blocks",
+        "## Grow",
+    ):
+        assert words in text
     assert (tmp_path / "docs" / "growth.png").stat().st_size > 1000
-    rows = [row for row in content["rows"] if row["block"] == "simam" and row["setting"]["mode"] == "eval"]
-    logarithms = [math.log(row["to_multiply"]["forward"]["median"]) for row in rows]
-    mean = f"{math.exp(sum(logarithms) / len(logarithms)):.2f}"
-    summary = next(line for line in page.splitlines() if line.startswith("| `simam`"))
-    assert summary.split("|")[3].strip() == mean
-    (tmp_path / "docs" / "speed.md").unlink()
-    growth_benchmark.main(["--table", "--out", str(tmp_path)])
-    assert (tmp_path / "docs" / "speed.md").read_text() == page
+
+    def step(row, beside):
+        return (row[beside]["forward_backward"] or row[beside]["forward"])["median"]
+
+    rows = [row for row in contents["blocks"]["rows"] if row["block"] == "simam"]
+    assert len(rows) == 4
+    mean = math.exp(sum(math.log(step(row, "to_multiply")) for row in rows) / 4)
+    floors = []
+    for row in rows:
+        (convolution,) = (
+            each["cost"]
+            for each in contents["blocks"]["convolutions"]
+            if (each["shape"], each["layout"]) == (row["shape"], row["setting"]["layout"])
+        )
+        seconds = row["cost"]["macs"] * convolution["forward_backward"]["median"] / convolution["macs"]
+        floors.append(step(row, "cost") / (step(row, "multiply") + seconds))
+    floor = math.exp(sum(map(math.log, floors)) / 4)
+    assert f"| `simam` | {mean:.2f} | {floor:.2f} |" in text
+    rows = [row for row in contents["timm"]["rows"] if row["block"] == "cbam" and row["setting"]["mode"] == "train"]
+    ratios = [row["to_rival"]["forward_backward"]["median"] for row in rows]
+    largest = f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f} ({max(ratios):.2f})"
+    summary = next(line for line in text.splitlines() if line.startswith("| `cbam`"))
+    assert summary.split(" | ")[2] == largest
+    page.unlink()
+    speed.main(["--table", "--out", str(tmp_path)])
+    assert page.read_text() == text
     capsys.readouterr()
 
 
 def test_the_page_in_the_repository_is_that_of_its_results():
-    page, results = ROOT / "docs" / "speed.md", ROOT / "benchmarks" / "results"
-    measured = [name for name in ("blocks.json", "growth.json") if (results / name).is_file()]
-    assert page.is_file() == bool(measured)
-    for name in measured:
-        command = json.loads((results / name).read_text())["command"]
-        assert "--smoke" not in command, "figures that mean nothing"
-    if measured:
-        assert page.read_text() == speed_page(results), "run python -m benchmarks.growth --table"
+    results = speed.ROOT / "benchmarks" / "results"
+    for part in speed.PARTS:
+        assert json.loads((results / f"{part}.json").read_text())["command"] == f"python -m benchmarks.speed {part}"
+    text = (speed.ROOT / "docs" / "speed.md").read_text()
+    assert text == speed_page(results), "run python -m benchmarks.speed --table"
+    assert UNEXPLAINED not in text
 
 
-@pytest.mark.parametrize("command", [blocks_benchmark, growth_benchmark])
-def test_a_smoke_run_stays_out_of_the_repository(command, capsys):
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [(["--smoke"], "--smoke needs --out: its figures mean nothing"), (["tim"], "unknown part 'tim'")],
+)
+def test_the_benchmark_refuses_what_cannot_be_meant(flags, said, capsys):
     with pytest.raises(SystemExit, match="2"):
-        command.main(["--smoke"])
-    assert "--smoke needs --out: its figures mean nothing" in capsys.readouterr().err.splitlines()[-1]
+        speed.main(flags)
+    assert said in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,109 @@
+"""Measure what blocks and networks cost, part by part, and write docs/speed.md.
+
+Run: python -m benchmarks.speed                     all parts; two hours on two cores, keep the machine otherwise idle
+     python -m benchmarks.speed timm growth         some of them
+     python -m benchmarks.speed --table             only the page and the plot, from the results that are there
+     python -m benchmarks.speed --smoke --out DIR   tiny maps, a few blocks: does it run? Its figures mean nothing
+
+Every part is a file in benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.speed_page import draw_growth, write_page
+from visattn.cost import RIVALS, bench_blocks, bench_growth, bench_models
+from visattn.cost.contest import Contestant, contest
+from visattn.cost.settings import all_settings, shapes
+from visattn.files import write_json
+
+ROOT = Path(__file__).parent.parent
+SHAPES = "16x256x56x56,16x512x28x28,16x1024x14x14,16x2048x7x7"
+TWO_SHAPES = "16x256x56x56,16x1024x14x14"
+TINY = "2x16x8x8,2x32x4x4"
+
+
+def timm(smoke: bool, **shown: Any) -> dict[str, Any]:
+    """Blocks that timm has too, beside timm's."""
+    blocks, shape = ("se,cbam,mhsa", TINY) if smoke else (list(RIVALS), SHAPES)
+    return bench_blocks(blocks, shape, mode="train,eval", layout="nchw,nhwc", against="timm", **shown).content()
+
+
+def compiled(smoke: bool, **shown: Any) -> dict[str, Any]:
+    """The same under torch.compile, and not."""
+    blocks, shape, compile = ("se", TINY, "off") if smoke else (list(RIVALS), TWO_SHAPES, "off,on")
+    return bench_blocks(blocks, shape, mode="train", compile=compile, against="timm", **shown).content()
+
+
+def blocks(smoke: bool, **shown: Any) -> dict[str, Any]:
+    """All blocks, and a 1x1 convolution on the same maps, which shows how fast this machine multiplies."""
+    names, shape = ("se,simam,nonlocal", TINY) if smoke else ("all", SHAPES)
+    content = bench_blocks(names, shape, mode="train", layout="nchw,nhwc", **shown).content()
+    convolutions = []
+    for setting in all_settings("train", "fp32", "off", "nchw,nhwc"):
+        for each in shapes(shape):
+            x = setting.random(each, torch.device("cpu")).requires_grad_()
+            (found,) = contest([Contestant(nn.Conv2d(each[1], each[1], 1), setting, x)], None)
+            convolutions.append({"shape": each, "layout": setting.layout, "cost": asdict(found.cost)})
+    return {**content, "convolutions": convolutions}
+
+
+def networks(smoke: bool, **shown: Any) -> dict[str, Any]:
+    """Whole networks with and without a block."""
+    names = "test_resnet,test_resnet_se" if smoke else "resnet50,resnet50_se,resnet50_eca,resnet50_cbam,resnet50_coord"
+    size, batch, rounds = (32, 2, 1) if smoke else (224, 8, 12)
+    return bench_models(
+        names, batch_size=batch, image_size=size, mode="train,eval", layout="nchw,nhwc", repeats=rounds, **shown
+    ).content()
+
+
+def growth(smoke: bool, **shown: Any) -> dict[str, Any]:
+    """Time and memory of self-attention and hard attention against the number of pixels."""
+    options: dict[str, Any] = {"blocks": "nonlocal,hard", "sides": (3, 5, 8), "channels": 16} if smoke else {}
+    return bench_growth(**options, **shown).content()
+
+
+PARTS: dict[str, Callable[..., dict[str, Any]]] = {
+    each.__name__: each for each in (timm, compiled, blocks, networks, growth)
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} [all]")
+    parser.add_argument("--table", action="store_true", help="only write the page and the plot, from the results")
+    parser.add_argument("--smoke", action="store_true", help="a tiny run, to see that it works; needs --out")
+    parser.add_argument("--out", type=Path, default=ROOT, metavar="DIR", help="to write to, instead of this repository")
+    arguments = parser.parse_args(argv)
+    for part in arguments.parts:
+        if part not in PARTS:
+            parser.error(f"unknown part {part!r}: there are {', '.join(PARTS)}")
+    if arguments.smoke and arguments.out == ROOT:
+        parser.error("--smoke needs --out: its figures mean nothing")
+    results = arguments.out / "benchmarks" / "results"
+    for part in [] if arguments.table else arguments.parts or PARTS:
+        content = PARTS[part](
+            arguments.smoke, note=lambda what, why: print(f"{what}: {why}", flush=True), track=_counted
+        )
+        command = f"python -m benchmarks.speed {part}{' --smoke' if arguments.smoke else ''}"
+        write_json(results / f"{part}.json", {**content, "command": command})
+    draw_growth(results, arguments.out / "docs" / "growth.png")
+    write_page(results, arguments.out / "docs" / "speed.md")
+
+
+def _counted(jobs: list[Any]) -> Iterator[Any]:
+    for number, job in enumerate(jobs, 1):
+        print(f"{number} of {len(jobs)}: {' '.join(map(str, job)) if isinstance(job, tuple) else job}", flush=True)
+        yield job
+
+
+if __name__ == "__main__":
+    main()
