@@ -21,12 +21,16 @@ of them gets all of it. :func:`gate_by_max_mean` adds it to the gradient of the 
 
 The results and gradients are those of the plain formula. Compilers, exporters, tracers, ``torch.func`` and code that
 watches torch functions get the plain formula itself: they save memory in their own way, or need to see every step.
+The two keep different tensors, so ``torch.utils.checkpoint`` without ``use_reentrant`` refuses a block that is watched in
+the forward pass only: let its ``context_fn`` watch both.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,6 +38,8 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from visattn.core.precision import autocasting, without_autocast
 
@@ -175,8 +181,15 @@ def _plain(x: Tensor) -> bool:
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, nn.Parameter)
         and not torch.jit.is_tracing()  # type: ignore[attr-defined]
-        and not torch._C._len_torch_function_stack()
+        and not _watched()
         and not _transformed(x)
+    )
+
+
+def _watched() -> bool:
+    """Whether code sees every torch function; a default device only cares where tensors are made."""
+    return torch._C._len_torch_function_stack() > 0 and not all(
+        isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()
     )
 
 
@@ -317,14 +330,42 @@ class _MaxMean(Function):
     def backward(ctx: Any, grad: Tensor, to_peak: Tensor, to_mean: Tensor) -> tuple[Tensor, None]:
         (index,), dims, shape = ctx.saved_tensors, ctx.dims, grad.shape
         to_mean = to_mean / _count(grad, dims)
-        # In place, where nobody else has this gradient: see `gate_by_max_mean`.
-        alone = not (torch.is_grad_enabled() or _transformed(grad) or _transformed(to_mean))
+        # In place, unless somebody else has this gradient, which `gate_by_max_mean` has made for this: hooks can keep it.
+        recorded = torch.is_grad_enabled() or _transformed(grad) or _transformed(to_mean)
+        alone = not recorded and 0 not in grad.stride() and _references(grad) == _references_of_autograd()
         total = grad.add_(to_mean) if alone else grad + to_mean
         if len(dims) == 1:
             return total.scatter_add_(dims[0], index, to_peak), None
         flat, one = (*shape[:2], shape[2] * shape[3]), (*shape[:2], 1)  # reshape, not flatten: gradients can be batched
         total = total.reshape(flat).scatter_add_(2, index.reshape(one), to_peak.reshape(one))
         return total.reshape(shape), None
+
+
+def _references(tensor: Tensor) -> tuple[int, int, int]:
+    """How often a tensor is referred to: from Python, from torch, and its memory by tensors."""
+    storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return sys.getrefcount(tensor), tensor._use_count(), storage  # type: ignore[attr-defined]
+
+
+@cache
+def _references_of_autograd() -> tuple[int, int, int]:
+    """The references to a gradient in a backward pass that nobody but autograd has; versions of torch differ."""
+    found = []
+
+    class Counted(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            found.append(_references(grad))
+            return grad
+
+    with torch.enable_grad():
+        x = torch.zeros(1, requires_grad=True, device="cpu")
+        torch.autograd.grad(2 * Counted.apply(x), x)
+    return found[0]
 
 
 class _Mix(Function):
