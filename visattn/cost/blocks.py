@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from visattn.blocks import block_info, create_block
 from visattn.core.arguments import Device, at_least_one
-from visattn.cost.contest import Contestant, Cost, Ratio, check_room, contest
+from visattn.cost.contest import Contestant, Cost, Ratio, check_block, check_room, contest
 from visattn.cost.results import Note, Report, Track, as_call, measure_all, this_machine
 from visattn.cost.rivals import RIVALS, build_rival
 from visattn.cost.settings import (
@@ -157,6 +157,7 @@ def _measure(
         modules.append(build_rival(name, *shape[1:]))
     check_room(modules, shape, setting, device)
     x = setting.random(shape, device).requires_grad_(setting.train)
+    check_block(modules[0], setting, x)
     ours, multiply, *rival = contest([Contestant(module, setting, x) for module in modules], repeats)
     return BlockRow(
         name,

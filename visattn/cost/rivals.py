@@ -13,6 +13,8 @@ from collections.abc import Callable
 from torch import nn
 
 from visattn.blocks.base import reduced
+from visattn.listing import shown
+from visattn.registry import suggest
 
 # By the name of our block: timm's class, and what is not the same in it.
 RIVALS = {
@@ -39,6 +41,8 @@ def build_rival(name: str, channels: int, height: int, width: int) -> nn.Module:
     >>> count_parameters(build_rival("cbam", 256, 8, 8)) == count_parameters(create_block("cbam", 256))
     True
     """
+    if name not in RIVALS:
+        raise ValueError(f"timm has no block like {shown(name)}: {suggest(name, RIVALS)}")
     from timm.layers import (
         EcaModule,
         EffectiveSEModule,
