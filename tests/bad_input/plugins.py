@@ -102,7 +102,6 @@ CASES = [
     odd("odd_27.py", LAZY, "self.layer(x)", "LazyConv2d(channels, 1)"),
     odd("odd_28.py", LAZY, "self.layer(x)", "LazyConv2d(channels, 1)", "train --model test_resnet --attn odd_block"),
     odd("odd_29.py", LAZY, "self.layer(x)", "LazyConv2d(channels, 1)", "bench --model test_resnet_odd_block"),
-    odd("odd_30.py", LAZY, "self.layer(x)", "LazyConv2d(channels, 1)", "blocks odd_block --for test_resnet"),
     odd("odd_31.py", "SystemExit", "exit(3)", line="train --model test_resnet --attn odd_block --image-size 32"),
     odd("odd_32.py", "SystemExit", "exit(3)", line="bench --model test_resnet_odd_block --repeats 1 --image-size 32"),
     odd("odd_33.py", "SystemExit", "exit(3)", line="bench --budget 2 --model test_resnet --blocks odd_block"),

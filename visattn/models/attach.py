@@ -32,7 +32,7 @@ from visattn.models.survey import called
 from visattn.models.swapping import restore_attention, swap_attention
 from visattn.models.wrapper import Attached
 from visattn.models.wrapping import attachments, put_behind, take_away, unwrap, watched_image
-from visattn.modules import check_default_device, evaluating, underlying, why_refused
+from visattn.modules import check_default_device, evaluating, has_numbers, underlying, why_refused
 
 Init = Literal["identity", "paper"]
 BlockLike = str | Callable[..., nn.Module]
@@ -203,7 +203,7 @@ def _attached(
     if init == "identity":
         # Behind a gain of zero, a block that starts as the identity by itself would never learn: its own gradient and
         # the gain's would both stay zero. Such a block gets a gain of one.
-        start = 1.0 if not near.is_meta and _is_identity(built, place, near) else 0.0
+        start = 1.0 if has_numbers(near) and _is_identity(built, place, near) else 0.0
         gain = torch.full((1,), start, device=near.device, dtype=near.dtype)
     name = block if isinstance(block, str) else None
     return Attached(built, place, gain, image=image, name=name, options=options)
