@@ -11,6 +11,7 @@ import timm
 import torch
 import torch.multiprocessing
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import visattn
 from tests import families
@@ -562,3 +563,9 @@ def test_a_block_is_tried_on_a_small_map_first(only, expected):
     network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
     visattn.attach(network, lambda channels: Sized(channels, seen, only), "0")
     assert seen == expected
+
+
+def test_attach_without_numbers():
+    with FakeTensorMode():
+        model = visattn.attach(timm.create_model("test_resnet"), "cbam")
+        assert model(torch.rand(2, 3, 64, 64)).shape == (2, 1000)

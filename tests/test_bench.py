@@ -210,9 +210,10 @@ def test_rivals_are_named_where_they_differ():
     assert different == {"eca", "gc", "nonlocal", "mhsa", "halo", "lambda"}
 
 
-def test_there_is_no_rival_where_timm_has_none():
-    assert build_rival("simam", 32, 8, 8) is None
+def test_there_is_no_rival_for_maps_that_it_does_not_take():
     assert build_rival("halo", 32, 14, 16) is None  # no whole blocks
+    (row,) = bench_blocks("halo", "2x32x7x7", mode="eval", against="timm", repeats=1).rows
+    assert row.to_rival is None
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------

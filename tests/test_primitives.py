@@ -330,6 +330,113 @@ def test_watchers_see_the_plain_formula():
     assert {"mean", "mul"} <= set(seen)
 
 
+def test_a_default_device_does_not_watch():
+    x = torch.randn(SHAPE, requires_grad=True)
+    with torch.device("cpu"):
+        lean = gate(x, torch.sigmoid(mean_places(x)))
+    assert lean.grad_fn.name() == "_GateBackward"
+
+
+def keep_what_gate_returns(output, kept):
+    output.grad_fn.register_hook(lambda inputs, outputs: kept.append((inputs[0], inputs[0].clone())))
+
+
+def keep_what_pooling_gets(output, kept):
+    pooling = output.grad_fn.next_functions[0][0]
+    pooling.register_prehook(lambda grads: kept.append((grads[0], grads[0].clone())))
+
+
+def keep_the_memory(output, kept):
+    output.grad_fn.register_hook(lambda inputs, outputs: kept.append((inputs[0].detach(), inputs[0].clone())))
+
+
+def keep_by_a_tensor(output, kept):
+    output.grad_fn.saved_tensors[0].register_hook(lambda grad: kept.append((grad, grad.clone())))
+
+
+KEEPING = [keep_what_gate_returns, keep_what_pooling_gets, keep_the_memory, keep_by_a_tensor]
+
+
+@pytest.mark.parametrize("keep", KEEPING)
+@pytest.mark.parametrize("dims", [(1,), (2, 3)])
+def test_a_gradient_that_a_hook_keeps_stays_as_it_was(keep, dims):
+    x, found = torch.randn(SHAPE, requires_grad=True), []
+    output = gate_by_max_mean(x, dims, weigh)
+    keep(output, found)
+    output.pow(2).sum().backward()
+    ((gradient, before),) = found
+    assert torch.equal(gradient, before)
+    assert not torch.equal(gradient, x.grad)
+
+
+def test_a_gradient_that_was_asked_for_stays_as_it_was():
+    x = torch.randn(SHAPE, requires_grad=True)
+    output = gate_by_max_mean(x, (2, 3), weigh)
+    same = output.grad_fn.saved_tensors[0]
+    alone = torch.autograd.grad(output.sum(), same, retain_graph=True)[0]
+    both = torch.autograd.grad(output.sum(), [same, x])[0]
+    assert torch.equal(alone, both)
+
+
+@pytest.mark.parametrize("dims", [(1,), (2, 3)])
+def test_a_gradient_that_nobody_keeps_is_added_to_in_place(dims):
+    x, places = torch.randn(SHAPE, requires_grad=True), []
+    output = gate_by_max_mean(x, dims, weigh)
+    output.grad_fn.register_hook(lambda inputs, outputs: places.append(inputs[0].data_ptr()))
+    assert torch.autograd.grad(output.sum(), x)[0].data_ptr() == places[0]
+
+
+def added(gated, other):
+    return gated + other  # one gradient for both
+
+
+def added_twice(gated, other):
+    return (gated + other) + gated
+
+
+def kept_by_a_view(gated, other):
+    return torch.cat([gated, other]).pow(2)
+
+
+@pytest.mark.parametrize("join", [added, added_twice, kept_by_a_view])
+@pytest.mark.parametrize("gated_first", [True, False])
+def test_gradients_of_gates_that_others_get_too(join, gated_first):
+    def gradients(multiply):
+        torch.manual_seed(0)
+        x, weights, other = (torch.randn(*shape).requires_grad_() for shape in (SHAPE, (B, C, 1, 1), SHAPE))
+        doubled = None if gated_first else 2 * other
+        gated = multiply(3 * x, weights)
+        doubled = 2 * other if gated_first else doubled
+        gated.retain_grad()
+        given = torch.randn_like(join(gated, doubled))
+        before, kept = given.clone(), []
+        gated.register_hook(kept.append)
+        join(gated, doubled).backward(given)
+        assert torch.equal(given, before)
+        assert torch.equal(kept[0], gated.grad)
+        return x.grad, weights.grad, other.grad, gated.grad
+
+    for found, expected in zip(gradients(gate), gradients(torch.mul), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_gate_changes_a_gradient_that_nobody_keeps_in_place():
+    x, weights, places = torch.randn(SHAPE, requires_grad=True), torch.rand(B, C, 1, 1, requires_grad=True), []
+    output = gate(x, weights)
+    output.register_hook(lambda grad: places.append(grad.data_ptr()))
+    (found,) = torch.autograd.grad(3 * output, x, torch.ones(SHAPE))
+    assert found.data_ptr() == places[0]
+    assert torch.equal(found, (3 * weights).expand(SHAPE))
+
+
+@pytest.mark.parametrize("dims", [(1,), (2, 3)])
+def test_a_hook_may_return_one_number_for_all(dims):
+    x = torch.randn(SHAPE, requires_grad=True)
+    output = gate_by_max_mean(x, dims, weigh)
+    output.grad_fn.register_hook(lambda inputs, outputs: (torch.ones(1, 1, 1, 1).expand(SHAPE), None))
+    assert torch.equal(torch.autograd.grad(output.sum(), x)[0], torch.ones(SHAPE))
+
+
 @pytest.mark.usefixtures("pieces")
 def test_a_blend_of_nothing_is_the_map_itself():
     x, gain = torch.randn(SHAPE), torch.zeros(1, requires_grad=True)

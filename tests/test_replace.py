@@ -364,3 +364,10 @@ def test_on_a_device_of_its_own():
     visattn.replace(model, "sk", at="0")
     assert {(each.device.type, each.dtype) for each in model.parameters()} == {("meta", torch.float16)}
     visattn.detach(model)
+
+
+def test_replacing_calls_no_hooks():
+    model, called = timm.create_model("test_resnet"), []
+    model.layer4[0].conv2.register_forward_hook(lambda *_: called.append(True))
+    visattn.replace(model, "mhsa", at="layer4.*.conv2")
+    assert not called

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from visattn.listing import times
@@ -65,6 +66,11 @@ def own_size(model: nn.Module) -> tuple[int, int, int]:
     return getattr(model, "in_chans", None) or next(convolutions, channels), height, width
 
 
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether there is something in a tensor, unlike on the meta device and under ``FakeTensorMode``."""
+    return not tensor.is_meta and not isinstance(tensor, FakeTensor)
+
+
 def check_default_device() -> None:
     """Raise if new tensors have no numbers by default."""
     if torch.get_default_device().type == "meta":
@@ -74,8 +80,10 @@ def check_default_device() -> None:
         )
 
 
-def why_refused(error: Exception) -> str:
+def why_refused(error: BaseException) -> str:
     """Condense the error of a network that could not run, which can be anything, into one short line."""
+    if fixed := fixed_batch(error):
+        return f"it {fixed}"
     said = textwrap.shorten(str(error), 160, placeholder=" ...")
     if said and isinstance(error, AssertionError | RuntimeError | TypeError | ValueError):
         return said
@@ -84,14 +92,22 @@ def why_refused(error: Exception) -> str:
     return f"{type(error).__name__} {said}".strip() + place
 
 
+def fixed_batch(error: BaseException) -> str | None:
+    """What a network does that was exported for another number of images than it got; None if that is not the error."""
+    fixed = FIXED_BATCH.search(str(error))
+    if not fixed:
+        return None
+    count = int(fixed[1] or fixed[2])
+    return (
+        f"takes {count} image{'s' if count > 1 else ''} at a time, no more and no fewer: it was exported with a fixed "
+        "batch (torch.export takes dynamic_shapes)"
+    )
+
+
 def refusal(x: Tensor, error: Exception) -> str:
     """Say in one line that a model does not take images, given its error; or not so many of them."""
-    fixed = FIXED_BATCH.search(str(error))
-    if fixed:
-        return (
-            f"the model takes {fixed[1] or fixed[2]} images at a time, no more and no fewer: it was exported with a "
-            "fixed batch (torch.export takes dynamic_shapes)"
-        )
+    if fixed := fixed_batch(error):
+        return f"the model {fixed}"
     return f"the model does not take images of {times(x.shape[1:])} ({why_refused(error)})"
 
 

@@ -1,7 +1,9 @@
 """Wrong questions about cost."""
 
+import torch
+
 from tests.bad_input.case import Call, Command
-from visattn.cost import bench_blocks, bench_budget, bench_growth, bench_models
+from visattn.cost import bench_blocks, bench_budget, bench_growth, bench_models, build_rival
 
 CASES = [
     Command("bench --blocks cbm", "unknown block 'cbm': did you mean 'cbam'"),
@@ -46,10 +48,26 @@ CASES = [
     Command("bench --json photos", "--json 'photos' cannot be written: it is a folder"),
     Call("bench_blocks: a block", lambda: bench_blocks(3), "blocks is text such as 'a,b'", TypeError),
     Call("bench_blocks: a shape", lambda: bench_blocks("se", [(2, 8, 4)]), "a shape is batch x channels"),
+    Call("bench_blocks: a number", lambda: bench_blocks("se", 5), "shape is text such as '32x256x56x56'", TypeError),
+    Call("bench_blocks: None", lambda: bench_blocks("se", None), "shape is text such as '32x256x56x56'", TypeError),
+    Call("bench_blocks: three", lambda: bench_blocks("se", (8, 4, 4)), "x height x width, such as"),
+    Call("bench_blocks: True", lambda: bench_blocks("se", [(True, 8, 4, 4)]), "x height x width, such as"),
+    Call("bench_blocks: mixed", lambda: bench_blocks("se", [(2, 8, 4, 4), 3]), "x height x width, such as"),
+    Call("bench_blocks: a tensor", lambda: bench_blocks("se", torch.zeros(1, 8, 4, 4)), "shape is text", TypeError),
     Call("bench_blocks: no shape", lambda: bench_blocks("se", []), "shape is empty"),
     Call("bench_blocks: repeats", lambda: bench_blocks("se", repeats=1.5), "whole number", TypeError),
     Call("bench_models: a model", lambda: bench_models(["resnet18", 3]), "model is text such as 'a,b'", TypeError),
     Call("bench_budget: a budget", lambda: bench_budget("resnet18", "much"), "budget must be a number above 0"),
+    Call("bench_budget: models", lambda: bench_budget(["test_resnet", "test_vit"], 2), "a budget is that of one model"),
+    Call("bench_budget: empty", lambda: bench_budget([], 2), "model is empty"),
+    Call("bench_growth: None", lambda: bench_growth("se", None), "sides are two or more growing numbers", TypeError),
+    Call("bench_growth: text", lambda: bench_growth("se", "7x9"), "sides are two or more growing numbers", TypeError),
+    Call("bench_growth: mixed", lambda: bench_growth("se", (4, "8")), "two or more growing numbers", TypeError),
+    Call("bench_growth: twice", lambda: bench_growth("se", (7, 7, 8)), "sides are two or more growing numbers"),
+    Call("bench_growth: channels", lambda: bench_growth("se", channels=0), "channels must be at least 1, got 0"),
+    Call("bench_growth: batch", lambda: bench_growth("se", batch_size="x"), "batch_size must be a whole", TypeError),
+    Call("build_rival: unknown", lambda: build_rival("cbm", 8, 4, 4), "timm has no block like 'cbm': did you mean"),
+    Call("build_rival: only ours", lambda: build_rival("axial", 8, 4, 4), "timm has no block like 'axial'"),
     Call("bench_growth: one side", lambda: bench_growth("se", (8,)), "sides are two or more growing numbers"),
     Call("bench_growth: shrinking", lambda: bench_growth("se", (8, 4)), "sides are two or more growing numbers"),
 ]

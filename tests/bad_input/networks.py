@@ -7,6 +7,7 @@ import timm
 import torch
 from PIL import Image
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import visattn
 from tests.bad_input.case import Call
@@ -90,12 +91,19 @@ def with_config(config):
     return model
 
 
-def exported():
-    """A network for two images at a time."""
+def explain_fake(model):
+    """Explain a network, or an image, of tensors without numbers."""
+    real = timm.create_model("test_resnet").eval()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return visattn.explain(timm.create_model("test_resnet") if model else real, torch.rand(1, 3, 64, 64), "gradcam")
+
+
+def exported(count=2):
+    """A network for so many images at a time."""
     network = timm.create_model("test_resnet", num_classes=3).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.export.export(network, (IMAGES,)).module()
+        return torch.export.export(network, (IMAGES[:count],)).module()
 
 
 def watch(model):
@@ -162,6 +170,18 @@ CASES = [
             "explain": explain(lambda: vit().to("meta"), "rollout"),
             "evaluate": lambda: visattn.evaluate(vit().to("meta"), IMAGES, "rollout", "srg"),
             "heads": lambda: attention_heads(vit().to("meta"), IMAGES),
+        }.items()
+    ),
+    *(
+        Call(f"{name}, without numbers", lambda fake=fake: explain_fake(fake), f"{name} was made under FakeTensorMode")
+        for name, fake in {"the model": True, "x": False}.items()
+    ),
+    *(
+        Call(f"{name}, exported for one image", ask, "takes 1 image at a time, no more and no fewer: it was exported")
+        for name, ask in {
+            "explain": lambda: visattn.explain(exported(1), IMAGES[:1]),
+            "gradcam": lambda: visattn.explain(exported(1), IMAGES[:1], "gradcam"),
+            "two": lambda: visattn.explain(exported(1), IMAGES[:2], "edge"),
         }.items()
     ),
     *(

@@ -19,6 +19,8 @@ CASES = [
     Command("places test_resnet --image-size 99999999", "image_size must be at most 16384, got 99999999"),
     Command("places test_vit --image-size 3", "the network could not be run"),
     Command("places test_resnet test_vit", "unrecognized arguments: test_vit"),
+    Command("places resnet50_cbam_se", "'resnet50_cbam_se' names two attentions, 'cbam' and 'se': see visattn.attach"),
+    Command("places resnet50_halo_halo", "'resnet50_halo_halo' names two attentions, 'halo' and 'halo'"),
     Command("blocks --for resnte18", "unknown model 'resnte18': did you mean"),
     Command("blocks --for=", "--for is empty"),
     Command("blocks --for ram", "ram has no feature map that a block could be put behind"),

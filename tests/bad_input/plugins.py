@@ -17,6 +17,20 @@ class Odd(nn.Module):
     def forward(self, x):
         raise ValueError("no")
 """
+ODD = """
+import torch
+import visattn
+from torch import nn
+
+@visattn.register_block("odd_block", family="channel", paper="mine")
+class Odd(nn.Module):
+    def __init__(self, channels, *, device=None, dtype=None):
+        super().__init__()
+        self.layer = nn.{layer}
+
+    def forward(self, x):
+        return {result}
+"""
 MODEL = "import timm\n@timm.models.register_model\ndef {}(pretrained=False, **kwargs): ...\n"
 
 
@@ -25,6 +39,15 @@ def plugin(name, text, says, line="blocks"):
     content = text if isinstance(text, bytes) else text.encode()
     return Command(f"{line} --plugin {name}", says, 2,
                    lambda folder: (folder / name).write_bytes(content))  # fmt: skip
+
+
+def odd(name, says, result="x", layer="Conv2d(channels, channels, 1)", line="train"):
+    """A block that is no block, to be measured."""
+    bench = f"bench --blocks odd_block --shape 2x8x4x4 --repeats 1 --mode {line}"
+    return plugin(name, ODD.format(layer=layer, result=result), says, line if " " in line else bench)
+
+
+LAZY = "block 'odd_block' has a lazy module, whose 'layer.weight' has no shape yet"
 
 
 def needing(name):
@@ -65,6 +88,23 @@ CASES = [
     plugin("odd_7.py", MODEL.format("resnet18"), "--plugin odd_7.py: line 2: there is a model called 'resnet18'"),
     plugin("odd_16.py", FAILING, "block 'odd_block' fails in 'test_resnet' on images of 3 x 32 x 32: ValueError: no",
            "train --model test_resnet --attn odd_block --image-size 32"),
+    plugin("odd_17.py", BLOCK.format("odd_block"), "block 'odd_block' is not a module but NoneType",
+           "bench --blocks odd_block --shape 2x8x4x4"),
+    odd("odd_18.py", "gives back a map of the shape it was given, (2, 8, 4, 4); this one: a tuple", "(x, x)"),
+    odd("odd_19.py", "gives back a map of the shape it was given, (2, 8, 4, 4); this one: (2, 8, 2, 4)", "x[:, :, ::2]"),
+    odd("odd_20.py", "the numbers of this block are not finite", "x / 0"),
+    odd("odd_21.py", "no gradient comes back through this block", "x.detach() + 1"),
+    odd("odd_22.py", "this block changes the map that it is given, in place", "x.mul_(2)"),
+    odd("odd_23.py", "this block changes the map that it is given, in place", "x.mul_(2)", line="eval"),
+    odd("odd_24.py", "gives back floating-point numbers; this one: torch.int64", "x.long()", line="eval"),
+    odd("odd_25.py", "train, fp32, nchw: KeyError 'y'", "{'x': x}['y']"),
+    odd("odd_26.py", "train, fp32, nchw: SystemExit 3", "exit(3)"),
+    odd("odd_27.py", LAZY, "self.layer(x)", "LazyConv2d(channels, 1)"),
+    odd("odd_28.py", LAZY, "self.layer(x)", "LazyConv2d(channels, 1)", "train --model test_resnet --attn odd_block"),
+    odd("odd_29.py", LAZY, "self.layer(x)", "LazyConv2d(channels, 1)", "bench --model test_resnet_odd_block"),
+    odd("odd_31.py", "SystemExit", "exit(3)", line="train --model test_resnet --attn odd_block --image-size 32"),
+    odd("odd_32.py", "SystemExit", "exit(3)", line="bench --model test_resnet_odd_block --repeats 1 --image-size 32"),
+    odd("odd_33.py", "SystemExit", "exit(3)", line="bench --budget 2 --model test_resnet --blocks odd_block"),
     plugin("odd_8.py", b"\x00", "--plugin odd_8.py"),
     plugin("odd_15.py", "# coding: foo\n", "--plugin odd_15.py: SyntaxError: unknown encoding: foo"),
     plugin("odd_9.py", b"\xff\xfe = 1", "--plugin odd_9.py"),

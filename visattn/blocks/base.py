@@ -8,11 +8,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
+from torch.nn.parameter import is_lazy
 
 from visattn.blocks.announced import announced, from_same_package, import_announced, package, says
 from visattn.blocks.primitives import gate
@@ -180,10 +182,34 @@ def create_block(name: str, channels: int, /, **kwargs: Any) -> nn.Module:
         raise ValueError(
             f"block {name!r} of {width} channels needs more memory than there is, with {options}"
         ) from error
-    if not isinstance(block, nn.Module):
-        raise TypeError(f"block {name!r} is not a module but {type(block).__name__}: its factory must return one")
+    check_built(f"block {name!r}", block)
     _watch_inputs(block, name, width)
     return block.to(elsewhere.get("device"), elsewhere.get("dtype")) if any(elsewhere.values()) else block
+
+
+def check_built(what: str, block: Any) -> None:
+    """Raise unless a factory has made a module whose weights are there."""
+    if not isinstance(block, nn.Module):
+        raise TypeError(f"{what} is not a module but {type(block).__name__}: its factory must return one")
+    for name, tensor in chain(block.named_parameters(), block.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"{what} has a lazy module, whose {name!r} has no shape yet: a block is told its channels, so that it "
+                "can build all of its weights"
+            )
+
+
+def check_output(output: Any, x: Tensor, *, changed: bool) -> None:
+    """Raise if what a block makes of a map is not what a block makes, or if it has changed the map itself."""
+    if changed:
+        raise ValueError("this block changes the map that it is given, in place: it must return another one")
+    if not isinstance(output, Tensor) or output.shape != x.shape:
+        got = tuple(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        raise ValueError(f"a block gives back a map of the shape it was given, {tuple(x.shape)}; this one: {got}")
+    if not output.is_floating_point():
+        raise ValueError(f"a block gives back floating-point numbers; this one: {output.dtype}")
+    if not output.isfinite().all():
+        raise ValueError("the numbers of this block are not finite (NaN or infinite), even before training")
 
 
 def reduced(channels: int, rd_ratio: float, *, minimum: int = 1) -> int:

@@ -9,25 +9,28 @@ step                                 autograd                    here
 ===================================  ==========================  =============================================
 mean of x                            1 read                      1 read
 x * w                                1 read, 1 written (new)     1 read, 1 written (new)
-gradient of x in the product         1 read, 1 written (new)     1 read, 1 written (new)
+gradient of x in the product         1 read, 1 written (new)     1 read, 1 written, in place if nobody else has it
 gradient of w, a sum of products     3 read, 1 written (new)     2 read; the product does not leave the cache
 gradient of x in the mean            1 written (new)             none: one number per channel, expanded
 the sum of both                      2 read, 1 written           1 read, 1 written in place
 ===================================  ==========================  =============================================
 
-13 maps, four of them new, against 9 and two. The places of a maximum are looked for in the backward pass, a few images
-at a time: on a CPU, a maximum with its index takes six to nine times as long as one without. Places that share a
+13 maps, four of them new, against 9 and one or two. The places of a maximum are looked for in the backward pass, a few
+images at a time: on a CPU, a maximum with its index takes six to nine times as long as one without. Places that share a
 maximum share its gradient. :func:`gate_by_max_mean` adds it to the gradient of the product in place.
 
 The results and gradients are those of the plain formula. Compilers, exporters, tracers, ``torch.func`` and code that
 watches torch functions get the plain formula itself: they save memory in their own way, or need to see every step.
+The two keep different tensors, so ``torch.utils.checkpoint`` without ``use_reentrant`` refuses a block that is watched
+in the forward pass only: let its ``context_fn`` watch both.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -35,6 +38,8 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from visattn.core.precision import autocasting, without_autocast
 
@@ -176,8 +181,15 @@ def _plain(x: Tensor) -> bool:
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, nn.Parameter)
         and not torch.jit.is_tracing()  # type: ignore[attr-defined]
-        and not torch._C._len_torch_function_stack()
+        and not _watched()
         and not _transformed(x)
+    )
+
+
+def _watched() -> bool:
+    """Whether code sees every torch function; a default device only cares where tensors are made."""
+    return torch._C._len_torch_function_stack() > 0 and not all(
+        isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()
     )
 
 
@@ -222,7 +234,11 @@ class _Gate(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weights = ctx.saved_tensors
         to_x, to_weights = ctx.needs_input_grad
-        return grad * weights if to_x else None, _sum_of_products(grad, x, weights) if to_weights else None
+        changeable = _changeable(grad)
+        sums = _sum_of_products(grad, x, weights) if to_weights else None
+        if not to_x:
+            return None, sums
+        return grad.mul_(weights) if changeable else grad * weights, sums
 
 
 def _sum_of_products(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
@@ -318,10 +334,10 @@ class _MaxMean(Function):
         if torch.is_grad_enabled() or any(map(_transformed, (grad, to_peak, to_mean))):
             highest = (x == peak).to(x.dtype)
             return grad + to_mean + highest * _shared(to_peak, highest, dims), None
-        # In place: nobody else has this gradient, see `gate_by_max_mean`.
+        total = grad if _changeable(grad) else grad.clone()
         for images, highest in _pieces(_equal, x, peak):
-            grad[images].add_(to_mean[images]).addcmul_(highest, _shared(to_peak[images], highest, dims))
-        return grad, None
+            total[images].add_(to_mean[images]).addcmul_(highest, _shared(to_peak[images], highest, dims))
+        return total, None
 
 
 def _equal(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -333,6 +349,43 @@ def _shared(grad: Tensor, highest: Tensor, dims: tuple[int, ...]) -> Tensor:
     """The gradient of a maximum for each of the places that have it."""
     exact = torch.promote_types(highest.dtype, torch.float32)  # there may be more of them than float16 can count
     return (grad / _reduce(partial(torch.sum, dtype=exact), highest, dims)).to(grad.dtype)
+
+
+def _changeable(grad: Tensor) -> bool:
+    """Whether a gradient can be changed in place: nobody but autograd has it. Hooks and other nodes can keep one."""
+    if torch.is_grad_enabled() or _transformed(grad) or 0 in grad.stride():
+        return False
+    return _references(grad) == _references_of_autograd()
+
+
+def _references(tensor: Tensor) -> tuple[int, int, int]:
+    """How often a tensor is referred to: from Python, from torch, and its memory by tensors."""
+    storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return sys.getrefcount(tensor), tensor._use_count(), storage  # type: ignore[attr-defined]
+
+
+@cache
+def _references_of_autograd() -> tuple[int, int, int]:
+    """The references to a gradient in a backward pass that nobody but autograd has; versions of torch differ."""
+    found = []
+
+    class Counted(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            found.append(count(grad))
+            return grad
+
+    def count(grad: Tensor) -> tuple[int, int, int]:  # an argument is a reference, too: as deep as in `_changeable`
+        return _references(grad)
+
+    with torch.enable_grad():
+        x = torch.zeros(1, requires_grad=True, device="cpu")
+        torch.autograd.grad(2 * Counted.apply(x), x)
+    return found[0]
 
 
 class _Mix(Function):

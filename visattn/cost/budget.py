@@ -97,12 +97,14 @@ def bench_budget(
     (['test_resnet_eca', 'test_resnet_se'], True)
     """
     limit = number_above("budget", budget, 0)
-    if len(split("model", model)) > 1:
+    names = split("model", model)
+    if len(names) > 1:
         raise ValueError(f"a budget is that of one model, got {model!r}")
+    (model,) = names
     model_config(model)
     if (attention := split_name(model)[1]) is not None:
         raise ValueError(f"a budget is that of a model without a block, but {model!r} has {attention!r}")
-    names = block_names(blocks)
+    chosen = block_names(blocks)
     settings = all_settings("eval", dtype, compile, layout)
     if len(settings) > 1:
         raise ValueError("a budget is that of one setting: give one dtype, one layout, and compile off or on")
@@ -114,7 +116,7 @@ def bench_budget(
     with quiet_machine(threads):
         machine = this_machine(place)
         rows, left_out = measure_all(
-            names,
+            chosen,
             lambda name: [_measure(model, name, limit, batch_size, image_size, settings[0], place, repeats)],
             lambda name: f"{name} in {model}",
             note,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from visattn.blocks.base import check_output
 from visattn.cost.memory import foreseen_bytes, free_bytes, kept_bytes, peak_bytes
 from visattn.cost.settings import DTYPES, Setting
 from visattn.cost.timing import Spread, Step, interleaved, ratios
@@ -111,6 +112,17 @@ class Contestant:
         return peak
 
 
+def check_block(block: nn.Module, setting: Setting, x: Tensor) -> None:
+    """Raise unless a module does what a block does, with a backward pass if it is trained."""
+    setting.place(block, x.device)
+    given = x.detach()
+    with torch.no_grad():
+        before = given._version
+        check_output(block(given), given, changed=given._version != before)
+    if setting.train and not block(x).requires_grad:
+        raise ValueError("no gradient comes back through this block: it can be measured in evaluation mode only")
+
+
 def contest(contestants: Sequence[Contestant], repeats: int | None) -> list[Measured]:
     """Measure all of them in one loop, each in turn."""
     train = contestants[0].setting.train
@@ -144,7 +156,9 @@ def check_room(modules: Sequence[nn.Module], shape: tuple[int, ...], setting: Se
             raise MemoryError(f"needs about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free")
 
 
-def why_left_out(error: Exception) -> str:
+def why_left_out(error: BaseException) -> str:
     """The reason in one line."""
     said = str(error).split("Exception raised from")[0]
-    return " ".join(said.split())[:300] or type(error).__name__
+    said = " ".join(said.split())[:300]
+    plain = isinstance(error, AssertionError | MemoryError | RuntimeError | TypeError | ValueError)
+    return said if said and plain else f"{type(error).__name__} {said}".strip()

@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from visattn.blocks import create_block, list_blocks
-from visattn.core.arguments import Device
-from visattn.cost.contest import Contestant, check_room, contest
+from visattn.core.arguments import Device, at_least_one, whole
+from visattn.cost.contest import Contestant, check_block, check_room, contest
 from visattn.cost.results import Note, Report, Track, as_call, measure_all, this_machine
 from visattn.cost.settings import Setting, Words, block_names, checked_repeats, quiet_machine, shapes
 from visattn.cost.table import megabytes, milliseconds
 from visattn.cost.timing import Spread
+from visattn.listing import shown
 from visattn.opening import usable_device
 from visattn.tables import Table
 
@@ -73,9 +75,12 @@ def bench_growth(
     True
     """
     names = block_names([*list_blocks(family="self"), *list_blocks(family="hard")] if blocks is None else blocks)
-    every = shapes([(batch_size, channels, side, side) for side in sides])
-    if len(every) < 2 or [each[2] for each in every] != sorted(sides):
-        raise ValueError(f"sides are two or more growing numbers, got {tuple(sides)}")
+    if not isinstance(sides, list | tuple) or any(whole(side) is None for side in sides):
+        raise TypeError(f"sides are two or more growing numbers, got {shown(sides)}")
+    batch_size, channels = at_least_one("batch_size", batch_size), at_least_one("channels", channels)
+    every = [shapes((batch_size, channels, side, side))[0] for side in sides]
+    if len(every) < 2 or any(small[2] >= large[2] for small, large in pairwise(every)):
+        raise ValueError(f"sides are two or more growing numbers, got {shown(sides)}")
     repeats = checked_repeats(repeats)
     place = usable_device(device)
     with quiet_machine(threads):
@@ -100,6 +105,7 @@ def _measure(
     block = create_block(name, every[0][1])
     check_room([block], every[-1], SETTING, device)
     inputs = [SETTING.random(shape, device).requires_grad_() for shape in every]
+    check_block(block, SETTING, inputs[0])
     contestants = [Contestant(copy.deepcopy(block), SETTING, x) for x in inputs]
     costs = [found.cost for found in contest(contestants, repeats)]
     sides = tuple(shape[2] for shape in every)

@@ -101,7 +101,7 @@ def measure_all(
     for job in track(jobs) if track is not None else jobs:
         try:
             rows += measure(job)
-        except Exception as error:  # a block that does not fit, or a plugin's, can raise anything
+        except (Exception, SystemExit) as error:  # a block that does not fit, or a plugin's, can raise anything
             left_out.append((name(job), why_left_out(error)))
             if note is not None:
                 note(*left_out[-1])

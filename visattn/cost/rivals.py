@@ -14,6 +14,8 @@ from collections.abc import Callable
 from torch import nn
 
 from visattn.blocks.base import reduced
+from visattn.listing import shown
+from visattn.registry import suggest
 
 # By the name of our block: timm's class, and what is not the same in it.
 RIVALS = {
@@ -41,14 +43,16 @@ HALO_BLOCK = 8
 
 
 def build_rival(name: str, channels: int, height: int, width: int) -> nn.Module | None:
-    """timm's block for one of ours, for maps of that size; None if timm has none for it.
+    """timm's block for one of ours, for maps of that size; None if timm's does not take them.
 
     >>> from visattn.blocks import create_block
     >>> from visattn.counting import count_parameters
     >>> count_parameters(build_rival("cbam", 256, 8, 8)) == count_parameters(create_block("cbam", 256))
     True
     """
-    if name not in RIVALS or (name == "halo" and (height % HALO_BLOCK or width % HALO_BLOCK)):
+    if name not in RIVALS:
+        raise ValueError(f"timm has no block like {shown(name)}: {suggest(name, RIVALS)}")
+    if name == "halo" and (height % HALO_BLOCK or width % HALO_BLOCK):
         return None
     from timm.layers import (
         CecaModule,

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks import is_imported, list_blocks
-from visattn.core.arguments import at_least_one
+from visattn.core.arguments import at_least_one, whole
 from visattn.listing import shown
 from visattn.registry import suggest
 
 Words: TypeAlias = str | Sequence[str]  # "train,eval" or ["train", "eval"]
-Shapes: TypeAlias = str | Sequence[str | Sequence[int]]  # "32x256x56x56,8x64x7x7" or [(32, 256, 56, 56)]
+Shapes: TypeAlias = str | Sequence[int] | Sequence[str | Sequence[int]]  # "32x256x56x56,8x64x7x7" or (32, 256, 56, 56)
 
 MODES = ("train", "eval")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -129,18 +129,23 @@ def shapes(given: Shapes) -> list[tuple[int, int, int, int]]:
     >>> shapes("32x256x56x56,8x64x7x7"), shapes([(2, 64, 8, 8)])
     ([(32, 256, 56, 56), (8, 64, 7, 7)], [(2, 64, 8, 8)])
     """
-    every = given.split(",") if isinstance(given, str) else list(given)
-    found = []
-    for each in every:
-        text = isinstance(each, str)
-        sides = re.split(r"\s*x\s*", each.strip().lower()) if text else list(each)  # type: ignore[union-attr]
-        numbers = [int(side) if isinstance(side, str) and re.fullmatch(r"\d{1,9}", side) else side for side in sides]
-        if len(numbers) != 4 or not all(isinstance(side, int) and 0 < side <= LARGEST_SIDE for side in numbers):
-            raise ValueError(f"a shape is batch x channels x height x width, such as 32x256x56x56, got {shown(each)}")
-        found.append(tuple(numbers))
-    if not found:
+    every: Any = given.split(",") if isinstance(given, str) else given
+    if not isinstance(every, list | tuple):
+        raise TypeError(f"shape is text such as '32x256x56x56', or numbers, or a list of these, got {shown(given)}")
+    if not every:
         raise ValueError("shape is empty")
-    return list(dict.fromkeys(found))  # type: ignore[arg-type]  # of four each
+    alone = all(whole(each) is not None for each in every)
+    return list(dict.fromkeys(map(_shape, [every] if alone else every)))
+
+
+def _shape(given: Any) -> tuple[int, int, int, int]:
+    sides = re.split(r"\s*x\s*", given.strip().lower()) if isinstance(given, str) else given
+    numbers = []
+    if isinstance(sides, list | tuple) and len(sides) == 4:
+        numbers = [int(side) if re.fullmatch(r"\d{1,9}", str(side)) else whole(side) for side in sides]
+    if not numbers or not all(number is not None and 0 < number <= LARGEST_SIDE for number in numbers):
+        raise ValueError(f"a shape is batch x channels x height x width, such as 32x256x56x56, got {shown(given)}")
+    return tuple(numbers)  # type: ignore[return-value]  # four numbers
 
 
 def number_above(what: str, value: Any, least: float) -> float:

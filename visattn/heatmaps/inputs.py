@@ -8,7 +8,16 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from visattn.modules import check_default_device, is_of_others, refusal, timm_config, underlying, why_refused
+from visattn.modules import (
+    check_default_device,
+    fixed_batch,
+    has_numbers,
+    is_of_others,
+    refusal,
+    timm_config,
+    underlying,
+    why_refused,
+)
 
 
 def inspectable(model: nn.Module) -> nn.Module:
@@ -39,6 +48,8 @@ def as_batch(model: nn.Module, x: Tensor) -> Tensor:
     for name, each in (("the model", like), ("x", x)):
         if each.is_meta:
             raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
+        if not has_numbers(each):
+            raise ValueError(f"{name} was made under FakeTensorMode, where tensors have no numbers")
     with torch.inference_mode(False):
         x = x.clone() if x.is_inference() else x.detach()
         if type(x).__torch_dispatch__ is Tensor.__torch_dispatch__:  # of another library, but nothing else than numbers
@@ -69,6 +80,8 @@ def refusals_explained(model: nn.Module, images: Tensor, advice: str = "") -> It
                 model(images[:1])
         except Exception as refused:  # a network can refuse an image in any way it likes
             raise ValueError(f"{refusal(images, refused)}{advice}") from error
+        if fixed := fixed_batch(error):
+            raise ValueError(f"the model {fixed}") from error
         if is_of_others(error) and not isinstance(error, TypeError | ValueError):  # a hook for gradients, say
             raise ValueError(f"something fails while the model is looked into ({why_refused(error)})") from error
         raise

@@ -129,7 +129,7 @@ def _row(network: nn.Module, found: Survey, block: str, named: bool, chosen: Cho
         if replaced := paper_replacements(network, found, block):
             return _instead(network, found, block, replaced)
         return _behind(network, found, block, chosen)
-    except Exception as error:  # what a block does is its own affair
+    except (Exception, SystemExit) as error:  # what a block does is its own affair
         return BlockRow(block, attends, "", problem=f"does not fit: {why_refused(error)}")
 
 

@@ -18,8 +18,10 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from visattn.blocks import create_block
+from visattn.blocks.base import check_built, check_output
 from visattn.core.arguments import yes_or_no
 from visattn.models.arguments import PLACEMENT
 from visattn.models.image_shape import ImageShape
@@ -30,7 +32,7 @@ from visattn.models.survey import called
 from visattn.models.swapping import restore_attention, swap_attention
 from visattn.models.wrapper import Attached
 from visattn.models.wrapping import attachments, put_behind, take_away, unwrap, watched_image
-from visattn.modules import check_default_device, evaluating, underlying, why_refused
+from visattn.modules import check_default_device, evaluating, has_numbers, underlying, why_refused
 
 Init = Literal["identity", "paper"]
 BlockLike = str | Callable[..., nn.Module]
@@ -167,8 +169,8 @@ def changeable(model: nn.Module, function: str) -> nn.Module:
         raise ValueError("blocks go in and out before DistributedDataParallel: it shares the gradients it began with")
     if isinstance(network, torch.jit.ScriptModule):
         raise ValueError("a scripted or traced network cannot be changed any more: attach before torch.jit")
-    for name, parameter in network.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
+    for name, parameter in chain(network.named_parameters(), network.named_buffers()):
+        if is_lazy(parameter):
             raise ValueError(
                 f"{name!r} has no shape yet (a lazy module): run the network once on a batch of images first"
             )
@@ -194,15 +196,14 @@ def _attached(
         built = create_block(block, channels, device=near.device, dtype=near.dtype, **options)
     else:
         built = block(channels, **options)
-        if not isinstance(built, nn.Module):
-            raise TypeError(f"a block is a module, but the function returned a {type(built).__name__}")
+        check_built("this block", built)
         built.to(near.device, near.dtype)
     built.train(model.training)
     gain = None
     if init == "identity":
         # Behind a gain of zero, a block that starts as the identity by itself would never learn: its own gradient and
         # the gain's would both stay zero. Such a block gets a gain of one.
-        start = 1.0 if not near.is_meta and _is_identity(built, place, near) else 0.0
+        start = 1.0 if has_numbers(near) and _is_identity(built, place, near) else 0.0
         gain = torch.full((1,), start, device=near.device, dtype=near.dtype)
     name = block if isinstance(block, str) else None
     return Attached(built, place, gain, image=image, name=name, options=options)
@@ -223,11 +224,5 @@ def _is_identity(block: nn.Module, place: Place, like: Tensor) -> bool:
             if size == place.size:
                 shape = tuple(probe.shape)
                 raise ValueError(f"the block does not take a map of {shape} ({why_refused(error)})") from error
-    if not torch.equal(given, probe):
-        raise ValueError("this block changes the map that it is given, in place: it must return another one")
-    if not isinstance(output, Tensor) or output.shape != probe.shape:
-        got = tuple(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
-        raise ValueError(f"a block gives back a map of the shape it was given, {tuple(probe.shape)}; this one: {got}")
-    if not output.isfinite().all():
-        raise ValueError("the numbers of this block are not finite (NaN or infinite), even before training")
+    check_output(output, probe, changed=not torch.equal(given, probe))
     return torch.equal(output, probe)

@@ -70,7 +70,11 @@ def split_name(name: str) -> tuple[str, str | None]:
         return f"{SHORT[architecture]}{dot}{tag}", None
     for attention in sorted(attentions(), key=len, reverse=True):
         base = architecture.removesuffix(f"_{attention}")
-        if base != architecture and timm.is_model(SHORT.get(base, base)):
+        if base == architecture:
+            continue
+        if base in registered and (first := split_name(base)[1]) is not None:
+            raise ValueError(f"{name!r} names two attentions, {first!r} and {attention!r}: see visattn.attach")
+        if timm.is_model(SHORT.get(base, base)):
             return f"{SHORT.get(base, base)}{dot}{tag}", attention
     base, _, attention = architecture.rpartition("_")
     if timm.is_model(SHORT.get(base, base)):

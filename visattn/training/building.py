@@ -126,7 +126,7 @@ def _check_fits(model: nn.Module, settings: Settings, source: AnySource) -> None
     try:
         with torch.no_grad():
             output: Any = dry_run(model, (2, *size), lambda copy, images: copy(images))
-    except Exception as error:  # a network can raise anything
+    except (Exception, SystemExit) as error:  # a network can raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         if (attached := failed_block(error)) is not None:
             where = f"in {settings.model!r} on images of {times(size)}"
