@@ -361,7 +361,7 @@ def _changeable(grad: Tensor) -> bool:
 def _references(tensor: Tensor) -> tuple[int, int, int]:
     """How often a tensor is referred to: from Python, from torch, and its memory by tensors."""
     storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return sys.getrefcount(tensor), tensor._use_count(), storage  # type: ignore[attr-defined]
+    return sys.getrefcount(tensor), tensor._use_count(), storage
 
 
 @cache
@@ -371,11 +371,11 @@ def _references_of_autograd() -> tuple[int, int, int]:
 
     class Counted(Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
+        def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
             return x.view_as(x)
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
             found.append(count(grad))
             return grad
 
