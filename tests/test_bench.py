@@ -89,7 +89,7 @@ def test_the_forecast_is_close(name):
     assert all(parameter.grad is None for parameter in block.parameters())
     own = sum(tensor.nbytes for tensor in block.state_dict().values())
     needed = peak_bytes(lambda: block(x).backward(gradient), CPU) + own + 2 * x.nbytes
-    assert 0.7 < foreseen / needed < 1.4
+    assert 0.7 < foreseen / needed < 1.6  # of the plain formula: the primitives need less
     assert foreseen_bytes(block, shape, torch.bfloat16, train=True) == foreseen // 2
 
 
