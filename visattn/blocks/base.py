@@ -29,6 +29,7 @@ ATTENDS = {
     "hard": "a few places",
 }
 FAMILIES = tuple(ATTENDS)
+MEMORY = "a learned memory"  # what a block attends to whose keys are no part of the image
 
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
