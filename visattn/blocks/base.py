@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.fx import Proxy
 
@@ -255,8 +256,16 @@ def _check_batch(norm: nn.Module, block: str, args: tuple[Tensor]) -> None:
 
 def laid_out_like(x: Tensor, other: Tensor) -> Tensor:
     """Put a map into the memory layout of another, so that a channels-last network stays channels-last."""
+    return in_layout_of(other, x)
+
+
+def in_layout_of(other: Tensor, x: Tensor) -> Tensor:
+    """One step for torch.fx, which wraps what a function of the same file calls: it decides by strides."""
     last = other.is_contiguous(memory_format=torch.channels_last) and not other.is_contiguous()
     return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+torch.fx.wrap("in_layout_of")
 
 
 class Gate(nn.Module, ABC):
