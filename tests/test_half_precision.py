@@ -24,7 +24,7 @@ KINDS = {"centred": lambda x: x, "rectified": lambda x: 2**0.5 * x.relu(), "shif
 SCALES = (0.1, 1, 6, 30, 100)  # rms
 BOUND = 3  # times what rounding explains; single roundings inside a block add up
 # A top-k, or softmaxes of large energies that feed each other: more draws are needed to see what rounding flips.
-DRAWS = {"bra": 6, "cga": 6}
+DRAWS = {"agent": 12, "bra": 6, "cga": 6}
 
 every_block = pytest.mark.parametrize("name", visattn.list_blocks())
 both_halves = pytest.mark.parametrize("dtype", HALVES, ids=["float16", "bfloat16"])
