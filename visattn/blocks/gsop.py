@@ -38,8 +38,8 @@ def normalised(norm: Any, x: Tensor) -> Tensor:
     own = norm.weight.dtype
     if norm.training or x.dtype == own:
         return norm(x.to(own))
-    state = map(precise, (norm.running_mean, norm.running_var, norm.weight, norm.bias))
-    return F.batch_norm(x, *state, eps=norm.eps)
+    mean, variance, weight, bias = map(precise, (norm.running_mean, norm.running_var, norm.weight, norm.bias))
+    return F.batch_norm(x, mean, variance, weight, bias, eps=norm.eps)
 
 
 @register_block("gsop", family="channel", paper="Gao et al., CVPR 2019, arXiv:1811.12006")
