@@ -59,7 +59,7 @@ MULTIPLES = {"axial": 2, "sasa": 2, "shuffle": 2, "splat": 2, "generalized": 4, 
 @every_block
 def test_narrow_and_odd_widths(case):
     for channels in (1, 2, 3, 4, 7):
-        if channels % MULTIPLES.get(case.name, 1) or (case.name, channels) == ("aug", 1):  # no convolution would be left
+        if channels % MULTIPLES.get(case.name, 1) or (case.name, channels) == ("aug", 1):  # no convolution left
             with pytest.raises(ValueError, match=rf"\b{channels}\b"):
                 visattn.create_block(case.name, channels)
         else:
