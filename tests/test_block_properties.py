@@ -52,6 +52,21 @@ def test_widths(case, channels):
     assert block(x).shape == x.shape
 
 
+# Into how many parts a definition divides the channels.
+MULTIPLES = {"axial": 2, "sasa": 2, "shuffle": 2, "splat": 2, "generalized": 4, "mhsa": 4, "psa": 4, "scsa": 4}
+
+
+@every_block
+def test_narrow_and_odd_widths(case):
+    for channels in (1, 2, 3, 4, 7):
+        if channels % MULTIPLES.get(case.name, 1) or (case.name, channels) == ("aug", 1):  # no convolution left
+            with pytest.raises(ValueError, match=rf"\b{channels}\b"):
+                visattn.create_block(case.name, channels)
+        else:
+            x = torch.randn(2, channels, 6, 5)
+            assert visattn.create_block(case.name, channels)(x).shape == x.shape
+
+
 @every_block
 def test_does_not_depend_on_batch_mates(case):
     block = case.build()

@@ -212,6 +212,23 @@ def test_channel_gates_have_no_place():
     assert all(weights.shape[0] == 2 and weights.ndim == 2 for weights in e.extra["channels"].values())
 
 
+def test_a_memory_has_no_places():
+    """64 slots look like the places of a pooled 16x16 map."""
+    model = visattn.attach(timm.create_model("test_resnet").eval(), "external", at="layer2")
+    assert "a learned memory" in visattn.list_methods(model).reasons["gates"]
+    visattn.attach(model, "cbam", at="layer1")
+    e = visattn.explain(model, torch.rand(1, 3, 128, 128), "gates")
+    assert e.layers == ("layer1",)
+    assert not e.extra["relations"]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_keys_and_queries_at_fewer_places(stride):
+    own = nn.Sequential(nn.Conv2d(3, 16, 4, stride=4), visattn.create_block("halo", 16, stride=stride)).eval()
+    relation = visattn.explain(own, torch.rand(2, 3, 48, 36), "gates").extra["relations"]["1"]
+    assert (relation.query_grid, relation.key_grid) == ((12 // stride, -(-9 // stride)), (12, 9))
+
+
 class Own(nn.Module):
     """A network of somebody's own with blocks as layers."""
 

@@ -1,4 +1,4 @@
-"""Attached blocks are part of the network: whatever is done to it, they stay, and compute the same."""
+"""Blocks are part of the network: whatever is done to it, they stay, and compute the same."""
 
 import pytest
 
@@ -12,7 +12,7 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("network", mostly_slow(survival.NETWORKS, "ResNet", "ViT"))
+@pytest.mark.parametrize("network", mostly_slow(survival.NETWORKS, "ResNet", "ViT", "ResNet, replaced"))
 @pytest.mark.parametrize("operation", survival.OPERATIONS)
 def test_blocks_survive(operation, network):
     result, cell = survival.OPERATIONS[operation](network), CELLS[operation, network]

@@ -40,7 +40,7 @@ The words are those of Niu, Zhong and Yu, *A review on the attention mechanism o
 Blocks are in their place by their family and by the shape of the weights they use.
 
 """
-COLUMNS = ["block", "family", "attends to", "parameters", "MACs", "ResNet-50: parameters %", "MACs %"]
+COLUMNS = ["block", "family", "attends to", "parameters", "MACs", "ResNet-50 parameters, %", "ResNet-50 MACs, %"]
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from visattn.blocks.tokens import start_small, to_heads, to_map
 from visattn.blocks.widths import fitting_heads
 from visattn.core import Attention
 from visattn.core.arguments import Device, DType, positive
-from visattn.core.precision import precise
+from visattn.core.precision import precise, without_autocast
 
 COARSE = 7  # side of the coarse tables
 
@@ -109,10 +109,12 @@ class Agent(nn.Module):
 
     def _agents(self, query: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, heads, agents, d)."""
+        exact = precise(query)
         down, across = (
-            averaging(length, self.side, device=query.device, dtype=query.dtype) for length in query.shape[2:]
+            averaging(length, self.side, device=exact.device, dtype=exact.dtype) for length in exact.shape[2:]
         )
-        return to_heads(down @ query @ across.mT, self.heads)
+        with without_autocast(query.device):
+            return to_heads((down @ exact @ across.mT).to(query.dtype), self.heads)
 
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other through the agents, (B, heads, N, N)."""

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from visattn.blocks.base import laid_out_like, register_block
 from visattn.blocks.primitives import Pointwise
 from visattn.blocks.widths import odd, output_width
-from visattn.blocks.windows import all_pairs, by_column, by_row, resample_offsets, with_places
+from visattn.blocks.windows import all_pairs, by_column, by_row, resample_offsets, start_tables, with_places
 from visattn.core.arguments import Device, DType, positive
 from visattn.core.attention import fused_attention, merge_heads
 from visattn.core.energies import dot
@@ -94,8 +94,7 @@ class AugmentedConvolution(nn.Module):
 
     def reset_parameters(self) -> None:
         """Position tables of unit length on average."""
-        nn.init.normal_(self.rel_h, std=self.key_dim**-0.5)
-        nn.init.normal_(self.rel_w, std=self.key_dim**-0.5)
+        start_tables(self.rel_h, self.rel_w)
 
     def _pooled(self, x: Tensor) -> Tensor:
         return x if self.stride == 1 else F.avg_pool2d(x, 3, self.stride, 1)

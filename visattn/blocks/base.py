@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.parameter import is_lazy
@@ -31,6 +32,7 @@ ATTENDS = {
     "hard": "a few places",
 }
 FAMILIES = tuple(ATTENDS)
+MEMORY = "a learned memory"  # what a block attends to whose keys are no part of the image
 
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
@@ -280,8 +282,16 @@ def _check_batch(norm: nn.Module, block: str, args: tuple[Tensor]) -> None:
 
 def laid_out_like(x: Tensor, other: Tensor) -> Tensor:
     """Put a map into the memory layout of another, so that a channels-last network stays channels-last."""
+    return in_layout_of(other, x)
+
+
+def in_layout_of(other: Tensor, x: Tensor) -> Tensor:
+    """One step for torch.fx, which wraps what a function of the same file calls: it decides by strides."""
     last = other.is_contiguous(memory_format=torch.channels_last) and not other.is_contiguous()
     return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+torch.fx.wrap("in_layout_of")
 
 
 class Gate(nn.Module, ABC):

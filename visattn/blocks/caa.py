@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.strips import depthwise
+from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType
 
 
@@ -41,8 +42,7 @@ class ContextAnchor(Gate):
 
     def __init__(self, channels: int, *, kernel_size: int = 11, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"caa needs an odd kernel_size, got {kernel_size}")
+        odd("caa", kernel_size=kernel_size)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.first = nn.Conv2d(channels, channels, 1, **factory)
         self.row = depthwise(channels, 1, kernel_size, **factory)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.eca import eca_kernel_size
 from visattn.blocks.primitives import mean_places
+from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType
 
 
@@ -43,8 +44,7 @@ class CircularChannel(Gate):
     ) -> None:
         super().__init__()
         kernel_size = max(3, eca_kernel_size(channels)) if kernel_size is None else kernel_size
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"circular ECA needs an odd kernel_size, got {kernel_size}")
+        odd("ceca", kernel_size=kernel_size)
         if kernel_size // 2 > channels:
             raise ValueError(f"a kernel_size of {kernel_size} goes more than once around {channels} channels")
         self.conv = nn.Conv1d(

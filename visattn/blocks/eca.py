@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.primitives import mean_places
+from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType
 
 
@@ -52,8 +53,7 @@ class EfficientChannel(Gate):
     ) -> None:
         super().__init__()
         kernel_size = eca_kernel_size(channels) if kernel_size is None else kernel_size
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"ECA needs an odd kernel_size, got {kernel_size}")
+        odd("eca", kernel_size=kernel_size)
         self.conv = nn.Conv1d(1, 1, kernel_size, padding=kernel_size // 2, bias=False, device=device, dtype=dtype)
 
     def attention(self, x: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.eca import eca_kernel_size
 from visattn.blocks.primitives import mean_places
+from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType
 
 
@@ -55,8 +56,7 @@ class EfficientChannelMLP(Gate):
     ) -> None:
         super().__init__()
         kernel_size = max(3, eca_kernel_size(channels)) if kernel_size is None else kernel_size
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"ecam needs an odd kernel_size, got {kernel_size}")
+        odd("ecam", kernel_size=kernel_size)
         hidden = hidden_width(channels)
         self.expand = nn.Conv1d(1, hidden, 1, device=device, dtype=dtype)
         self.conv = nn.Conv1d(hidden, 1, kernel_size, padding=kernel_size // 2, device=device, dtype=dtype)

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from visattn.blocks.base import register_block
 from visattn.blocks.group_norm import GroupNorm
 from visattn.blocks.primitives import gate, mean
+from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType, positive
 
 
@@ -56,8 +57,7 @@ class EfficientLocal(nn.Module):
     ) -> None:
         super().__init__()
         positive("ela", group_width=group_width)
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"ela needs an odd kernel_size, got {kernel_size}")
+        odd("ela", kernel_size=kernel_size)
         if channels % group_width:
             raise ValueError(f"ela: groups of {group_width} do not divide {channels} channels")
         norm_groups = math.gcd(channels, 16) if norm_groups is None else norm_groups

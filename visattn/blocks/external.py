@@ -30,14 +30,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn.blocks.base import laid_out_like, register_block
+from visattn.blocks.base import MEMORY, laid_out_like, register_block
 from visattn.blocks.feature_maps import heads_of
 from visattn.blocks.primitives import Pointwise
 from visattn.core.arguments import Device, DType, positive
 from visattn.core.energies import dot
 
 
-@register_block("external", family="self", paper="Guo et al., TPAMI 2022, arXiv:2105.02358", attends="a learned memory")
+@register_block("external", family="self", paper="Guo et al., TPAMI 2022, arXiv:2105.02358", attends=MEMORY)
 class ExternalAttention(nn.Module):
     """Every position attends to the slots of a memory that all images share.
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.eca import eca_kernel_size
 from visattn.blocks.primitives import Pointwise, mean_places
+from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType
 from visattn.core.precision import precise
 
@@ -45,8 +46,7 @@ class FineGrainedChannel(Gate):
     ) -> None:
         super().__init__()
         kernel_size = eca_kernel_size(channels) if kernel_size is None else kernel_size
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"fcattention needs an odd kernel_size, got {kernel_size}")
+        odd("fcattention", kernel_size=kernel_size)
         self.conv = nn.Conv1d(1, 1, kernel_size, padding=kernel_size // 2, bias=False, device=device, dtype=dtype)
         self.fc = Pointwise(channels, channels, device=device, dtype=dtype)
         self.theta = nn.Parameter(torch.empty(1, device=device, dtype=dtype))

@@ -30,7 +30,16 @@ from torch import Tensor, nn
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.primitives import Pointwise
 from visattn.core.arguments import Device, DType, positive
-from visattn.core.precision import precise
+from visattn.core.precision import precise, without_autocast
+
+
+def normalised(norm: Any, x: Tensor) -> Tensor:
+    """What a batch norm, or what it was converted to, makes of numbers that may be too large for its precision."""
+    own = norm.weight.dtype
+    if norm.training or x.dtype == own:
+        return norm(x.to(own))
+    mean, variance, weight, bias = map(precise, (norm.running_mean, norm.running_var, norm.weight, norm.bias))
+    return F.batch_norm(x, mean, variance, weight, bias, eps=norm.eps)
 
 
 @register_block("gsop", family="channel", paper="Gao et al., CVPR 2019, arXiv:1811.12006")
@@ -58,5 +67,8 @@ class SecondOrder(Gate):
         """Channel gate (B, C, 1, 1)."""
         u = precise(F.relu(self.bn(self.reduce(F.relu(x))))).flatten(2)  # (B, d, N)
         u = (u - u.mean(2, keepdim=True)) * u.shape[2] ** -0.5
-        covariance = (u @ u.mT).to(x.dtype).unsqueeze(-1)  # (B, d, d, 1)
-        return torch.sigmoid(self.expand(self.rows(self.row_bn(covariance))))
+        with without_autocast(x.device):
+            covariance = (u @ u.mT).unsqueeze(-1)  # (B, d, d, 1)
+            weight, bias = map(precise, self.rows.parameters())
+            r = F.conv2d(normalised(self.row_bn, covariance), weight, bias, groups=self.rows.groups)
+        return torch.sigmoid(self.expand(r.to(x.dtype)))

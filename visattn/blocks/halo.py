@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from visattn.blocks.base import laid_out_like, register_block
 from visattn.blocks.primitives import Pointwise
 from visattn.blocks.widths import fitting_heads, output_width
-from visattn.blocks.windows import Tiling, by_column, by_row, pixel_numbers, with_places
+from visattn.blocks.windows import Tiling, by_column, by_row, pixel_numbers, start_tables, with_places
 from visattn.core.arguments import Device, DType, positive
 from visattn.core.attention import fused_attention
 from visattn.core.energies import dot
@@ -89,8 +89,7 @@ class HaloAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Projections that keep the size of numbers, position tables of unit length on average."""
         nn.init.normal_(self.qkv.weight, std=self.qkv.in_channels**-0.5)
-        nn.init.normal_(self.rel_h, std=self.head_dim**-0.5)
-        nn.init.normal_(self.rel_w, std=self.head_dim**-0.5)
+        start_tables(self.rel_h, self.rel_w)
 
     def _tokens(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys with their positional features, and values, (B·blocks, heads, ..., features)."""

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
 from visattn.blocks.widths import output_width
-from visattn.blocks.windows import all_pairs, averages, by_column, by_row, resample_offsets, with_places
+from visattn.blocks.windows import all_pairs, averages, by_column, by_row, resample_offsets, start_tables, with_places
 from visattn.core.arguments import Device, DType, positive
 from visattn.core.attention import fused_attention
 from visattn.core.energies import dot
@@ -78,8 +78,7 @@ class MultiHeadSelfAttention2d(nn.Module):
 
     def reset_parameters(self) -> None:
         """Position tables of unit length on average."""
-        nn.init.normal_(self.rel_h, std=self.head_dim**-0.5)
-        nn.init.normal_(self.rel_w, std=self.head_dim**-0.5)
+        start_tables(self.rel_h, self.rel_w)
 
     def _tokens(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys with their positional features (B, heads, N, d + H + W), values (B, heads, N, d)."""

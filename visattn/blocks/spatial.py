@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.primitives import gate_by_max_mean, max_mean
+from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType
 
 
@@ -35,8 +36,7 @@ class MaxMeanGate(nn.Module):
 
     def __init__(self, kernel_size: int = 7, *, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, got {kernel_size}")
+        odd("a spatial gate", kernel_size=kernel_size)
         self.conv = nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False, device=device, dtype=dtype)
         self.bn = nn.BatchNorm2d(1, momentum=0.01, device=device, dtype=dtype)
 

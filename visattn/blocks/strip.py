@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.strips import depthwise
+from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType
 
 
@@ -40,8 +41,7 @@ class StripConvolution(Gate):
 
     def __init__(self, channels: int, *, kernel_size: int = 19, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"strip needs an odd kernel_size, got {kernel_size}")
+        odd("strip", kernel_size=kernel_size)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.local = depthwise(channels, 5, 5, **factory)
         self.row = depthwise(channels, 1, kernel_size, **factory)

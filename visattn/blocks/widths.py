@@ -36,8 +36,7 @@ def output_width(owner: str, channels: int, out_channels: int | None, stride: in
 
 
 def odd(owner: str, **sizes: int) -> None:
-    """Raise if the side of a window is not an odd number: it would have no centre."""
-    positive(owner, **sizes)
+    """Raise if the length of a kernel, or the side of a window, is not an odd number: it would have no centre."""
     for name, size in sizes.items():
-        if size % 2 == 0:
+        if size < 1 or size % 2 == 0:
             raise ValueError(f"{owner} needs an odd {name}, got {size}")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Tiling(NamedTuple):
@@ -113,6 +113,12 @@ def reflected(x: Tensor, margin: int) -> Tensor:
 def averages(x: Tensor, stride: int) -> Tensor:
     """Means of stride x stride pixels; fewer at the end of a map whose size is no multiple of the stride."""
     return x if stride == 1 else F.avg_pool2d(x, stride, ceil_mode=True)
+
+
+def start_tables(*tables: Tensor) -> None:
+    """Relative embeddings (offsets, d) of unit length on average."""
+    for table in tables:
+        nn.init.normal_(table, std=table.shape[1] ** -0.5)
 
 
 def resample_offsets(table: Tensor, size: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn.blocks.base import BLOCKS, Gate
+from visattn.blocks.base import BLOCKS, MEMORY, Gate
 from visattn.blocks.hard import Sampled
 from visattn.core.precision import precise
 from visattn.heatmaps.affinities import Affinities, affinities
@@ -24,8 +24,11 @@ from visattn.registry import entry_named
 def why_no_gates(model: nn.Module, images: Tensor) -> str | None:
     """Why there are no gates to show; None if there are."""
     del images
-    if blocks_of(model) or _has_patches(model):
+    blocks = blocks_of(model)
+    if _has_patches(model) or any(map(_sees_places, blocks.values())):
         return None
+    if blocks:
+        return f"its blocks attend to {MEMORY}, which has no places in the image"
     if attachments(model):
         return "its blocks do not say what they attend to: they have no method attention(x)"
     return "it has no visattn block: visattn.attach puts one in"
@@ -68,6 +71,12 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     return {name: block for name, block in found.items() if callable(getattr(block, "attention", None))}
 
 
+def _sees_places(block: nn.Module) -> bool:
+    """Whether what a block attends to is part of the image."""
+    infos = (BLOCKS[name] for name in BLOCKS)
+    return not any(i.attends == MEMORY and isinstance(i.factory, type) and isinstance(block, i.factory) for i in infos)
+
+
 def _has_patches(model: nn.Module) -> bool:
     return any(isinstance(module, Patch) for module in model.modules())
 
@@ -88,17 +97,19 @@ def _gates(request: Request) -> tuple[dict[str, Tensor], dict[str, Tensor], dict
                 maps[name] = attention.mean(1)
             if attention.shape[1] == x.shape[1] and attention.shape[2:] in ((1, 1), size):
                 channels[name] = attention.mean((2, 3))
-            if attention.shape[-2] == size[0] * size[1] != size[0]:
-                keys = attention.shape[-1]
-                grid = size if keys == size[0] * size[1] else _pooled(keys, size)
-                related[name] = Affinities(attention.mean(1), size, grid)
-                maps.setdefault(name, related[name].weights.mean(1).unflatten(1, grid))
+            if name in maps or name in channels:
+                return
+            queries, keys = (_grid(number, size) for number in attention.shape[-2:])
+            if queries and keys:
+                related[name] = Affinities(attention.mean(1), queries, keys)
+                maps[name] = related[name].weights.mean(1).unflatten(1, keys)
 
         return hook
 
     handles = [
         block.register_forward_pre_hook(HookOfThread(note(name)), with_kwargs=True)
         for name, block in blocks_of(request.model).items()
+        if _sees_places(block)
     ]
     try:
         request.run()
@@ -108,10 +119,7 @@ def _gates(request: Request) -> tuple[dict[str, Tensor], dict[str, Tensor], dict
     return maps, channels, related
 
 
-def _pooled(keys: int, size: tuple[int, int]) -> tuple[int, int]:
-    """The grid of keys that were pooled by an equal factor along both sides."""
-    for factor in range(2, max(size) + 1):
-        grid = (-(-size[0] // factor), -(-size[1] // factor))
-        if grid[0] * grid[1] == keys:
-            return grid
-    return (1, keys)
+def _grid(number: int, size: tuple[int, int]) -> tuple[int, int] | None:
+    """The grid of so many places of a map, or of what was pooled by an equal factor along both sides."""
+    grids = ((-(-size[0] // factor), -(-size[1] // factor)) for factor in range(1, max(size) + 1))
+    return next((grid for grid in grids if grid[0] * grid[1] == number), None)
