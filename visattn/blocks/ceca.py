@@ -53,5 +53,5 @@ class CircularChannel(Gate):
 
     def attention(self, x: Tensor) -> Tensor:
         """Channel gate (B, C, 1, 1)."""
-        z = mean_places(x).flatten(2).mT  # (B, 1, C)
+        z = mean_places(x).flatten(1).unsqueeze(1)  # (B, 1, C)
         return torch.sigmoid(self.conv(z)).mT.unsqueeze(-1)  # (B, C, 1, 1)

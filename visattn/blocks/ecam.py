@@ -63,6 +63,6 @@ class EfficientChannelMLP(Gate):
 
     def attention(self, x: Tensor) -> Tensor:
         """Channel gate (B, C, 1, 1)."""
-        z = mean_places(x).flatten(2).mT  # (B, 1, C)
+        z = mean_places(x).flatten(1).unsqueeze(1)  # (B, 1, C)
         h = F.relu(self.expand(z))  # (B, R, C)
         return torch.sigmoid(self.conv(h)).mT.unsqueeze(-1)  # (B, C, 1, 1)

@@ -198,7 +198,7 @@ def _transformed(x: Tensor) -> bool:
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
-        or torch._C._dispatch_keys(x).has("Batched")
+        or torch._C._functorch.is_legacy_batchedtensor(x)
     )
 
 
