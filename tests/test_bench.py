@@ -402,3 +402,9 @@ def test_a_smoke_run_stays_out_of_the_repository(command, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main(["--smoke"])
     assert "--smoke needs --out: its figures mean nothing" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision_leaves_nothing_out(dtype):
+    found = bench_blocks("se,cbam,coord,mhsa", "2x32x8x8", mode="eval", dtype=dtype, repeats=1)
+    assert not found.left_out

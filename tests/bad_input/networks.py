@@ -173,9 +173,7 @@ CASES = [
         }.items()
     ),
     *(
-        Call(
-            f"{name}, without numbers", lambda fake=fake: explain_fake(fake), f"{name} was made under FakeTensorMode"
-        )
+        Call(f"{name}, without numbers", lambda fake=fake: explain_fake(fake), f"{name} was made under FakeTensorMode")
         for name, fake in {"the model": True, "x": False}.items()
     ),
     *(

@@ -21,8 +21,8 @@ of them gets all of it. :func:`gate_by_max_mean` adds it to the gradient of the 
 
 The results and gradients are those of the plain formula. Compilers, exporters, tracers, ``torch.func`` and code that
 watches torch functions get the plain formula itself: they save memory in their own way, or need to see every step.
-The two keep different tensors, so ``torch.utils.checkpoint`` without ``use_reentrant`` refuses a block that is watched in
-the forward pass only: let its ``context_fn`` watch both.
+The two keep different tensors, so ``torch.utils.checkpoint`` without ``use_reentrant`` refuses a block that is watched
+in the forward pass only: let its ``context_fn`` watch both.
 """
 
 from __future__ import annotations
@@ -330,7 +330,7 @@ class _MaxMean(Function):
     def backward(ctx: Any, grad: Tensor, to_peak: Tensor, to_mean: Tensor) -> tuple[Tensor, None]:
         (index,), dims, shape = ctx.saved_tensors, ctx.dims, grad.shape
         to_mean = to_mean / _count(grad, dims)
-        # In place, unless somebody else has this gradient, which `gate_by_max_mean` has made for this: hooks can keep it.
+        # In place, unless somebody else has this gradient too, as a hook may: `gate_by_max_mean` makes it for this.
         recorded = torch.is_grad_enabled() or _transformed(grad) or _transformed(to_mean)
         alone = not recorded and 0 not in grad.stride() and _references(grad) == _references_of_autograd()
         total = grad.add_(to_mean) if alone else grad + to_mean
@@ -344,7 +344,7 @@ class _MaxMean(Function):
 def _references(tensor: Tensor) -> tuple[int, int, int]:
     """How often a tensor is referred to: from Python, from torch, and its memory by tensors."""
     storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return sys.getrefcount(tensor), tensor._use_count(), storage  # type: ignore[attr-defined]
+    return sys.getrefcount(tensor), tensor._use_count(), storage
 
 
 @cache
@@ -354,11 +354,11 @@ def _references_of_autograd() -> tuple[int, int, int]:
 
     class Counted(Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
             return x.view_as(x)
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
+        def backward(_ctx: Any, grad: Tensor) -> Tensor:
             found.append(_references(grad))
             return grad
 

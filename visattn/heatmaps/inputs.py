@@ -8,7 +8,16 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from visattn.modules import check_default_device, fixed_batch, has_numbers, is_of_others, refusal, timm_config, underlying, why_refused
+from visattn.modules import (
+    check_default_device,
+    fixed_batch,
+    has_numbers,
+    is_of_others,
+    refusal,
+    timm_config,
+    underlying,
+    why_refused,
+)
 
 
 def inspectable(model: nn.Module) -> nn.Module:
