@@ -263,7 +263,7 @@ def test_what_needs_too_much_memory_is_left_out(capsys):
 def test_a_plugin_s_block_may_raise_anything(monkeypatch):
     monkeypatch.setattr("visattn.cost.blocks.create_block", lambda *_: 1 / 0)
     found = bench_blocks("se", "2x8x4x4", mode="eval", repeats=1)
-    assert found.left_out == (("se at 2 x 8 x 4 x 4, eval, fp32, nchw", "division by zero"),)
+    assert found.left_out == (("se at 2 x 8 x 4 x 4, eval, fp32, nchw", "ZeroDivisionError division by zero"),)
     assert "left out: se" in str(found)
 
 
@@ -471,3 +471,9 @@ def test_the_benchmark_refuses_what_cannot_be_meant(flags, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         speed.main(flags)
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision_leaves_nothing_out(dtype):
+    found = bench_blocks("se,cbam,coord,mhsa", "2x32x8x8", mode="eval", dtype=dtype, repeats=1)
+    assert not found.left_out

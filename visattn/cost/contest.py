@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -114,6 +115,7 @@ class Contestant:
 
 def check_block(block: nn.Module, setting: Setting, x: Tensor) -> None:
     """Raise unless a module does what a block does, with a backward pass if it is trained."""
+    block = copy.deepcopy(block)
     setting.place(block, x.device)
     given = x.detach()
     with torch.no_grad():
