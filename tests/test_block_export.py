@@ -16,7 +16,7 @@ every_block = pytest.mark.parametrize(
 NOT_SCRIPTED = {"fca", "gc", "ge_theta", "ge_theta_plus", "hard", "hard_topk", "mhsa", "nonlocal", "nonlocal_gaussian",
                 "residual", "sasa", "halo", "acmix", "aug", "criss_cross", "external", "efficient", "linear",
                 "performer", "focused_linear"}  # fmt: skip
-NOT_SCRIPTED |= {"attention_gate", "danet", "scsa", "involution"}
+NOT_SCRIPTED |= {"attention_gate", "danet", "gsop", "scsa", "involution"}
 NOT_SCRIPTED |= {"aft", "agent", "bra", "cga", "deformable", "dilated", "emsa", "generalized", "hilo", "irmb",
                  "outlook", "perceiver", "shsa"}  # fmt: skip
 

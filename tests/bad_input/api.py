@@ -316,7 +316,7 @@ CASES = [
         for value in (None, 1.0, [1, 0])
     ),
     Call("reward for no network", lambda: policy_term(None, torch.ones(2)), "policy_term takes a network", TypeError),
-    Call("a block that is None", attach(lambda channels: None), "the function returned a NoneType", TypeError),
+    Call("a block that is None", attach(lambda channels: None), "this block is not a module but NoneType", TypeError),
     Call(
         "a block that widens",
         attach(lambda channels: nn.Conv2d(channels, 1 + channels, 1)),
