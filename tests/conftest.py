@@ -16,14 +16,45 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start
 torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items):
-    """The longest tests begin first: one that began last would keep a single core busy while the others have ended."""
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at marks
+def pytest_collection_modifyitems(config, items):
+    """Sample tests of many rows, and let the longest begin first: the last one would keep a single core busy."""
+    if runs_everything(config):
+        quick = [item for item in items if not any(map(item.get_closest_marker, ("slow", "sweep", "gpu")))]
+        for number in beyond_the_sample([item.nodeid for item in quick]):
+            quick[number].add_marker(pytest.mark.slow)
 
     def minutes(item):
         slow = item.get_closest_marker("slow")
         return 0 if slow is None else slow.kwargs.get("minutes", 0)
 
     items.sort(key=minutes, reverse=True)  # all others keep their order
+
+
+ROWS = 24  # of one test in a plain pytest; the rest of a long table is in the slow tier
+
+
+def runs_everything(config):
+    """Whether nobody has chosen files or names: those who did want every row."""
+    if hasattr(config, "workerinput"):
+        return config.workerinput["runs_everything"]
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Tell the processes of pytest-xdist, who are given the files one by one."""
+    node.workerinput["runs_everything"] = runs_everything(node.config)
+
+
+def beyond_the_sample(names):
+    """The numbers of the rows that are left out: all but ROWS of a test, evenly spread."""
+    tests = defaultdict(list)
+    for number, name in enumerate(names):
+        tests[name.partition("[")[0]].append(number)
+    for rows in tests.values():
+        kept = {each * len(rows) // ROWS for each in range(ROWS)}
+        yield from (number for at, number in enumerate(rows) if len(rows) > ROWS and at not in kept)
 
 
 @pytest.fixture(autouse=True)

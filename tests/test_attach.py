@@ -462,6 +462,7 @@ def test_saved_weights_come_back():
 
 
 @pytest.mark.parametrize("name", mostly_slow(["test_resnet", "test_convnext", "test_vit"], "test_vit"))
+@pytest.mark.slow
 def test_compiles_without_graph_breaks(name):
     torch._dynamo.reset()
     model, x = learned(name)
@@ -470,6 +471,7 @@ def test_compiles_without_graph_breaks(name):
 
 
 @pytest.mark.parametrize("name", mostly_slow(["test_resnet", "test_vit"], "test_vit"))
+@pytest.mark.slow
 def test_exports(name, tmp_path):
     model, x = learned(name)
     program = torch.export.export(model, (x,))

@@ -219,6 +219,7 @@ def test_there_is_no_rival_for_maps_that_it_does_not_take():
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_block_gets_a_row():
     found = bench_blocks("all", "2x32x8x8", repeats=1, threads=1)
     assert not found.left_out
@@ -236,6 +237,7 @@ def test_every_block_gets_a_row():
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.slow
 def test_against_timm(layout, dtype):
     found = bench_blocks(list(RIVALS), "2x32x8x8", layout=layout, dtype=dtype, against="timm", repeats=1)
     assert not found.left_out

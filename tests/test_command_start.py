@@ -96,6 +96,7 @@ def test_letters_that_the_encoding_lacks(monkeypatch):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 @pytest.mark.parametrize("buffered", mostly_slow(["", "1"], ""))
 @pytest.mark.parametrize("command", mostly_slow(["--help", "--version", "blocks", "train --help"], "blocks"))
+@pytest.mark.slow
 def test_a_full_disk_behind_stdout(command, buffered):
     arguments = command.split()
     with open("/dev/full", "w") as full:

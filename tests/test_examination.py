@@ -59,6 +59,7 @@ def test_balanced_and_signed_as_explain(model):
     assert finding.subject.views[0].heatmap.min() < 0
 
 
+@pytest.mark.slow
 def test_the_same_as_the_command(model, elsewhere, capsys):
     visattn.save_model(model, "model", classes=["cat", "dog"])
     for number in range(3):

@@ -238,6 +238,7 @@ def test_the_baseline_leaves_the_features_alone():
     }
 
 
+@pytest.mark.slow
 def test_the_policy_learns_where_the_answer_is():
     """One of nine crops gives a reward; it is the bright one, and its place changes."""
     torch.manual_seed(0)

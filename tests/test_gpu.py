@@ -211,6 +211,7 @@ def test_export(device, create):
 
 
 @real
+@pytest.mark.slow
 def test_onnx(device, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     model, images = resnet()

@@ -45,6 +45,7 @@ def weights(folder, name):
 
 
 @pytest.mark.parametrize("name", mostly_slow(MODELS, "ram", "learned_baseline"))
+@pytest.mark.slow
 def test_every_kind_trains_goes_on_and_repeats_itself(elsewhere, name):
     assert main([*STEPS, *MODELS[name], "--name", "one"]) == 0
     assert main([*STEPS, *MODELS[name], "--name", "two"]) == 0

@@ -97,6 +97,7 @@ def test_every_command_is_in_the_table():
 
 
 @pytest.mark.parametrize("arguments", [[*MODULE, "blocks", "se"], [*TRAIN, "--trainer.max_steps", "many"]], ids=str)
+@pytest.mark.slow
 def test_the_guard_of_help_can_fail(arguments):
     assert "torch" in answer(*arguments)[2]
 
@@ -120,6 +121,7 @@ raise SystemExit
     ],
     ids=lambda words: " ".join(words).replace(f"{ROOT}/", ""),
 )
+@pytest.mark.slow
 def test_what_a_command_does_not_import_at_first_is_there_later(tmp_path, arguments):
     (tmp_path / "other").mkdir()
     (tmp_path / "mine.py").write_text(PLUGIN)

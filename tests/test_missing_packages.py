@@ -50,6 +50,7 @@ def said(module, package):
     return f"this needs {module}, which is not installed: pip install {package}"
 
 
+@pytest.mark.slow
 def test_torch_and_timm_are_enough_for_blocks_and_the_rest_says_what_it_needs():
     result = python(BARE)
     assert result.stdout.splitlines() == [

@@ -149,6 +149,7 @@ def test_the_commands(capsys):
     assert "cbam" not in printed
 
 
+@pytest.mark.slow
 def test_nothing_is_downloaded_and_nothing_computed_for_a_large_network():
     code = (
         "import socket, visattn; socket.socket = None; "

@@ -239,6 +239,7 @@ def test_with_workers_that_are_spawned(tmp_path):
     assert (tmp_path / "runs/one/model.json").is_file()
 
 
+@pytest.mark.slow
 def test_train_py_imports_nothing_from_its_own_folder(tmp_path):
     """Neither its folder nor that of the run is a place where code is found."""
     clone = tmp_path / "clone"

@@ -210,6 +210,7 @@ def test_where_nothing_can_be_locked_runs_go_on(tmp_path, monkeypatch, number):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*")
+@pytest.mark.slow
 def test_a_run_is_trained_by_one_process_at_a_time(undrawn, capsys):
     """A new run, which somebody resumes while it is trained; by its folder, a checkpoint in it, or its name."""
     long = [*TINY, "--name", "mine", "--epochs", "1000"]

@@ -203,6 +203,7 @@ def test_classes_are_names_in_order(classes, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*")
+@pytest.mark.slow
 def test_another_attention_of_the_same_shapes_does_not_go_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = ["--model", "test_vit", "--image-size", "64", *TINY[4:], "--epochs", "1", "--name", "it"]

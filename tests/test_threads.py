@@ -115,6 +115,7 @@ def test_long_methods_on_a_model_that_serves(name, method):
         assert torch.equal(visattn.explain(model, images[:1], method).raw, alone)
 
 
+@pytest.mark.slow
 def test_two_who_explain():
     model, images = vit()
     expected = {m: visattn.explain(copy.deepcopy(model), images, m).raw for m in ("rollout", "chefer", "gradcam")}

@@ -129,6 +129,7 @@ def test_a_new_run_never_overwrites_an_old_one(undrawn):
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+@pytest.mark.slow
 def test_the_pictures_of_other_precisions(elsewhere, precision):
     run("--name", "other", "--epochs", 1, "--precision", precision)
     assert (elsewhere / "runs" / "other" / "heatmaps.png").is_file()
@@ -213,6 +214,7 @@ PIECES = {
 
 
 @pytest.mark.parametrize("piece", mostly_slow(PIECES, "ema", "mixing", "transformer"))
+@pytest.mark.slow
 def test_every_piece_of_the_recipe_trains(elsewhere, piece):
     run("--name", piece, *PIECES[piece])
     assert (elsewhere / "runs" / piece / "heatmaps.png").is_file()
