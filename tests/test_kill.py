@@ -49,10 +49,20 @@ def finish(folder, name, columns):
     assert [[row[key] for key in columns] for row in rows] == [[row[key] for key in columns] for row in expected]
 
 
-@pytest.mark.slow(minutes=4)
-def test_a_run_killed_twenty_times_ends_like_one_left_alone(folder):
+FEW = {"often": 5, "sometimes": 2, "rarely": 1}
+TWENTY = {"very_often": 12, "quite_often": 5, "now_and_then": 3}
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param(FEW, marks=pytest.mark.slow(minutes=2), id="eight times"),
+        pytest.param(TWENTY, marks=pytest.mark.sweep, id="twenty times"),
+    ],
+)
+def test_a_run_killed_at_any_moment_ends_like_one_left_alone(folder, runs):
     rng = random.Random(0)
-    for name, kills in (("often", 12), ("sometimes", 5), ("rarely", 3)):
+    for name, kills in runs.items():
         for _ in range(kills):
             end(folder, name, signal.SIGKILL, rng)
             checkpoints = folder / "runs" / name / "checkpoints"
