@@ -58,8 +58,8 @@ def blocks(smoke: bool, **shown: Any) -> dict[str, Any]:
 
 def networks(smoke: bool, **shown: Any) -> dict[str, Any]:
     """Whole networks with and without a block."""
-    names = "test_resnet,test_resnet_se" if smoke else "resnet50,resnet50_se,resnet50_eca,resnet50_cbam,resnet50_coord"
-    size, batch, rounds = (32, 2, 1) if smoke else (224, 8, 12)
+    names = "test_resnet,test_resnet_se" if smoke else "resnet50,resnet50_se,resnet50_cbam"
+    size, batch, rounds = (32, 2, 1) if smoke else (224, 8, 7)
     return bench_models(
         names, batch_size=batch, image_size=size, mode="train,eval", layout="nchw,nhwc", repeats=rounds, **shown
     ).content()

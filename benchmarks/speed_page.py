@@ -285,5 +285,5 @@ def _label_ends(axes: Any, ends: Sequence[tuple[float, float, str]]) -> None:
         height = (number + 0.5) / len(ordered)
         axes.annotate(
             name, (x, y), xytext=(1.06, height), textcoords="axes fraction", fontsize="x-small", va="center",
-            arrowprops={"arrowstyle": "-", "alpha": 0.3, "linewidth": 0.5},
+            arrowprops={"arrowstyle": "-", "alpha": 0.3, "linewidth": 0.5, "relpos": (0, 0.5)},
         )  # fmt: skip
