@@ -1,9 +1,11 @@
 """What things cost: ``visattn bench`` and ``visattn.cost``. Nothing here asserts on time."""
 
+import itertools
 import json
 import math
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -102,11 +104,17 @@ def test_free_memory():
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
-def test_steps_take_turns():
+def test_steps_take_turns_and_none_always_follows_the_same_other():
     ran = []
-    seconds = interleaved([lambda: ran.append("a"), lambda: ran.append("b"), lambda: ran.append("c")], 3, CPU)
-    assert [len(each) for each in seconds] == [3, 3, 3]
-    assert "".join(ran[-9:]) == "abcbcacab"
+    steps = [lambda: ran.append("a"), lambda: ran.append("b"), lambda: ran.append("c"), lambda: ran.append("d")]
+    seconds = interleaved(steps, 20, CPU)
+    assert [len(each) for each in seconds] == [20] * 4
+    measured = "".join(ran[-80:])
+    rounds = [measured[start : start + 4] for start in range(0, 80, 4)]
+    assert all(sorted(each) == list("abcd") for each in rounds)
+    for step in "abcd":  # what was run before decides about caches and memory
+        before = Counter(one for one, two in itertools.pairwise(measured) if two == step)
+        assert min(before[other] for other in "abcd" if other != step) >= 3
 
 
 def test_rounds_end_after_a_while_unless_their_number_is_given(monkeypatch):

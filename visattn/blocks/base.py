@@ -260,6 +260,10 @@ def takes_several_numbers(self: Any, args: tuple[Tensor]) -> None:
 def _check_map(built_as: tuple[str, int], args: tuple[Any, ...]) -> None:
     """Raise before PyTorch does, or where it would not, unless the input is a tracer's stand-in."""
     (block, channels), x = built_as, args[0] if args else None
+    if type(x) is Tensor and x.ndim == 4 and x.is_floating_point():  # all is well, nearly always: ask little
+        _, width, height, length = x.shape
+        if width == channels and height != 0 and length != 0:
+            return
     if isinstance(x, Proxy) or torch.jit.is_tracing():  # type: ignore[attr-defined]  # public, but not in __all__
         return
     if not isinstance(x, Tensor):

@@ -37,7 +37,10 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import _is_tracing, _len_torch_function_stack
+from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import Function, forward_ad
+from torch.compiler import is_compiling
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
@@ -45,6 +48,7 @@ from visattn.core.precision import autocasting, without_autocast
 
 PIECE = 2**21  # bytes of a product that are summed at once: about what the cache of a core holds
 SMALL = 2**23  # bytes of a product that is not worth taking apart
+ORDINARY = (Tensor, nn.Parameter)  # not what a tracer or another package makes of them
 
 
 def gate(x: Tensor, weights: Tensor) -> Tensor:
@@ -176,41 +180,40 @@ def _plain_training(x: Tensor, weights: Tensor | None = None) -> bool:
 
 
 def _plain(x: Tensor) -> bool:
-    """Whether operations on a tensor are run as they are, now, and nobody watches."""
+    """Whether operations on a tensor are run as they are, now, and nobody watches.
+
+    On a small map, asking takes as long as a tenth of the work: few names to look up, few calls.
+    """
     return (
-        not torch.compiler.is_compiling()
-        and type(x) in (Tensor, nn.Parameter)
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined]
-        and not _watched()
+        not is_compiling()
+        and type(x) in ORDINARY
+        and not _is_tracing()
+        and (_len_torch_function_stack() == 0 or _only_default_devices())
         and not _transformed(x)
     )
 
 
-def _watched() -> bool:
-    """Whether code sees every torch function; a default device only cares where tensors are made."""
-    return torch._C._len_torch_function_stack() > 0 and not all(
-        isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()
-    )
+def _only_default_devices() -> bool:
+    """Whether the code that sees every torch function only cares where tensors are made."""
+    return all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
 def _transformed(x: Tensor) -> bool:
     """Whether ``torch.func``, forward-mode differentiation or a batch of gradients is at work."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
-        or torch._C._functorch.is_legacy_batchedtensor(x)
-    )
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0 or is_legacy_batchedtensor(x)
 
 
 def _spreads(weights: Tensor, x: Tensor) -> bool:
     """Whether one weight is multiplied by many values of the same image."""
+    if type(weights) not in ORDINARY or weights.dtype != x.dtype or weights.ndim != 4 or x.ndim != 4:
+        return False
+    (images, channels, rows, columns), (batch, width, height, length) = weights.shape, x.shape
     return (
-        type(weights) in (Tensor, nn.Parameter)
-        and weights.dtype == x.dtype
-        and weights.ndim == x.ndim
+        images == batch
+        and (channels == width or channels == 1)
+        and (rows == height or rows == 1)
+        and (columns == length or columns == 1)
         and weights.shape != x.shape
-        and weights.shape[0] == x.shape[0]
-        and all(small in (1, large) for small, large in zip(weights.shape, x.shape, strict=True))
     )
 
 

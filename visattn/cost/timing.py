@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -56,18 +57,18 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
 def interleaved(steps: Sequence[Step], repeats: int | None, device: torch.device) -> list[list[float]]:
     """Seconds of every step in every round, of which there are three to twenty, as two seconds allow, unless given.
 
-    A round runs each step once, beginning with the next one each time, so that no step always follows the same other.
-    Garbage is not collected meanwhile.
+    A round runs each step once, in an order of its own: what a step finds in the caches, and how much memory it has to
+    ask the system for, depends on the step before it. Garbage is not collected meanwhile.
     """
     measure = _cuda_seconds if device.type == "cuda" else _seconds
     seconds: list[list[float]] = [[] for _ in steps]
+    order = random.Random(0)
     with without_garbage_collection():
         for _ in _rounds(1, WARM_UP):
             for step in steps:
                 step()
-        for round_ in _rounds(FEW, MANY) if repeats is None else range(repeats):
-            for place in range(len(steps)):
-                number = (round_ + place) % len(steps)
+        for _ in _rounds(FEW, MANY) if repeats is None else range(repeats):
+            for number in order.sample(range(len(steps)), len(steps)):
                 seconds[number].append(measure(steps[number], device))
     return seconds
 
