@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 FILES = [
     f"tests/test_{name}.py"
     for name in (
-        "core_attention", "core_scores", "core_distributions", "block_properties", "block_export", "hard_blocks", "ram",
+        "core_attention", "core_scores", "core_distributions", "primitives", "block_properties", "block_export", "hard_blocks", "ram",
         "attach", "wrapping", "patch", "survival", "capture", "attention_forms", "attention_parts", "geometry",
         "rollout", "cam", "explain", "preparation", "data", "training", "runs", "saving", "predict", "heatmap_command",
     )
