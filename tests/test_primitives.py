@@ -280,6 +280,9 @@ def test_a_key_that_is_more_than_its_weights_is_called():
     key.register_full_backward_hook(lambda *_: called.append(True))
     attention_pool(x, key)[2].sum().backward()
     assert len(called) == 2
+    with nn.modules.module.register_module_forward_hook(lambda *_: called.append(True)):  # a hook of all modules
+        attention_pool(x, nn.Conv2d(C, 1, 1))
+    assert len(called) == 3
     key = Doubled(C, 1, 1)
     with torch.no_grad():
         expected = attention_pool(x, key)[1]

@@ -219,10 +219,11 @@ def _spreads(weights: Tensor, x: Tensor) -> bool:
 
 def _bare(layer: nn.Conv2d, x: Tensor) -> bool:
     """Whether a layer's weights can stand for the layer: in the precision of its input, and without hooks."""
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    untouched = type(layer) is nn.Conv2d and "forward" not in vars(layer) and not any(hooks)
+    kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    hooked = any(getattr(layer, f"_{kind}") or getattr(nn.modules.module, f"_global_{kind}") for kind in kinds)
+    untouched = type(layer) is nn.Conv2d and "forward" not in vars(layer) and not hooked
     same = type(layer.weight) is nn.Parameter and layer.weight.dtype == x.dtype and not autocasting(x.device)
-    return untouched and same and not nn.modules.module._has_any_global_hook()
+    return untouched and same
 
 
 class _Gate(Function):
