@@ -260,7 +260,7 @@ MUTATIONS = [
     ("nonlocal_concat", {}, "return F.relu(alpha", "return abs(alpha"),
     ("nonlocal_concat", {}, "alpha * values + weighted", "alpha * values"),
     ("mhsa", {}, "position - position[:, None] + length - 1", "position[:, None] - position + length - 1"),
-    ("mhsa", {}, "scale=self.head_dim**-0.5", "scale=(self.heads * self.head_dim) ** -0.5"),
+    ("mhsa", {}, "scale=value.shape[3] ** -0.5", "scale=(heads * value.shape[3]) ** -0.5"),
     ("double", {}, "self.distribute(x).flatten(-2), dim=-2", "self.distribute(x).flatten(-2), dim=-1"),
     ("hard", {"glimpses": 3, "window": 2}, "F.avg_pool2d(e, self.window, stride=1)", "e[..., 1:, 1:]"),
     ("hard", {"glimpses": 3, "window": 2}, "total.clamp(max=1)", "total"),

@@ -19,8 +19,8 @@ weights were trained with it: points are centres of cells, but are read as if -1
 outermost pixels. The table is stored for one side S = ``size`` of the map, as in the paper, and since it is read at
 relative distances it serves maps of every size. Settings are those of the third stage (kernel 5, reach 2, S = 14, 32
 channels per head, 128 per group); other widths get the largest numbers of heads and groups that divide them and leave
-each at least that many. The authors' later code (DAT++) differs, and divides by zero on maps one pixel wide. The bias of
-all pairs would be N x M: it is read, and used, for a few queries at a time.
+each at least that many. The authors' later code (DAT++) differs, and divides by zero on maps one pixel wide. The bias
+of all pairs would be N x M: it is read, and used, for a few queries at a time.
 
 >>> import torch
 >>> deformable = Deformable(64)

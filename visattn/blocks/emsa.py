@@ -16,9 +16,9 @@ Differences from the paper: none in the equation. The published networks have 1,
 stage; here there are 8 heads (the authors' default; fewer where 8 do not divide the channels), since one head would
 switch off what is special about the block, and s = 2. The instance norm is written out: of a matrix of a single number,
 or of weights that are all one (a single key), it gives zero, so that a 1x1 map becomes the bias b_p, in training too,
-where PyTorch's own raises. Since every row of a softmax has the mean 1/M, only the variance has to be known of the whole
-matrix, and it is divided by last: a few queries at a time are enough, and the matrix is never held. ``attention`` returns
-the softmax, before the instance norm.
+where PyTorch's own raises. Every row of a softmax has the mean 1/M, and the standard deviation can be divided by
+last, so that a few queries at a time are enough and the matrix is never held. ``attention`` returns the softmax, before
+the instance norm.
 
 >>> import torch
 >>> emsa = EfficientMultiHead(64)

@@ -96,5 +96,6 @@ class SplitAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The chosen mixture of the splits, (B, C, H / stride, W / stride)."""
         splits = self._splits(x)
-        mixed = mix(list(splits.chunk(self.radix, dim=1)), self._weights(splits))
+        parts = splits.chunk(self.radix, dim=1)
+        mixed = mix([parts[number] for number in range(self.radix)], self._weights(splits))
         return laid_out_like(mixed if self.stride == 1 else F.avg_pool2d(mixed, 3, self.stride, 1), x)
