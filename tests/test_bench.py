@@ -250,10 +250,10 @@ def test_against_timm(layout, dtype):
 
 
 def test_what_does_not_fit_is_left_out_with_its_reason(capsys):
-    code, out, said = run(capsys, "--blocks se,mhsa --shape 2x6x4x4 --mode eval --repeats 1")
+    code, out, said = run(capsys, "--blocks se,psa --shape 2x6x4x4 --mode eval --repeats 1")
     assert code == 1
     assert "│ se " in out
-    assert "mhsa at 2 x 6 x 4 x 4, eval, fp32, nchw: 4 heads do not divide 6 channels" in said
+    assert "psa at 2 x 6 x 4 x 4, eval, fp32, nchw: psa divides its output into four" in said
 
 
 def test_what_needs_too_much_memory_is_left_out(capsys):

@@ -10,9 +10,9 @@ where q, k, v are bias-free 1x1 convolutions (``qkv``), d = C / heads, and r^h, 
 
 Differences from the paper: the paper's tables are bound to one map size S; here a map of another size reads them by
 linear interpolation (the corners of the table stay the corners of the map), so that any size works. Four heads, as
-there; with a stride, the output is averaged over stride x stride pixels, as there. Since the positional term of a query
-depends on a key's row and column alone, it is written as H + W additional features of query (r·q) and key (one-hot),
-and the whole runs on the fused kernel without an N x N bias.
+there, where they divide the channels; with a stride, the output is averaged over stride x stride pixels, as there.
+Since the positional term of a query depends on a key's row and column alone, it is written as H + W additional features
+of query (r·q) and key (one-hot), and the whole runs on the fused kernel without an N x N bias.
 
 >>> import torch
 >>> mhsa = MultiHeadSelfAttention2d(64)
@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
-from visattn.blocks.widths import output_width
+from visattn.blocks.widths import fitting_heads, output_width
 from visattn.blocks.windows import averages, start_tables, with_offsets
 from visattn.core.arguments import Device, DType, positive
 from visattn.core.attention import fused_attention, merge_heads
@@ -64,7 +64,7 @@ class MultiHeadSelfAttention2d(nn.Module):
         channels: of the input.
         out_channels: C of the output; as many as of the input unless given.
         stride: the output is averaged over stride x stride pixels.
-        heads: must divide C.
+        heads: must divide C; 4, or fewer, unless given.
         size: side S of the map that the position tables are stored for.
     """
 
@@ -74,7 +74,7 @@ class MultiHeadSelfAttention2d(nn.Module):
         *,
         out_channels: int | None = None,
         stride: int = 1,
-        heads: int = 4,
+        heads: int | None = None,
         size: int = 14,
         device: Device = None,
         dtype: DType = None,
@@ -82,11 +82,9 @@ class MultiHeadSelfAttention2d(nn.Module):
         super().__init__()
         width = output_width("mhsa", channels, out_channels, stride)
         positive("mhsa", size=size)
-        if heads < 1 or width % heads:
-            raise ValueError(f"{heads} heads do not divide {width} channels")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.heads = heads
-        self.head_dim = width // heads
+        self.heads = fitting_heads("mhsa", width, heads, most=4)
+        self.head_dim = width // self.heads
         self.stride = stride
         self.qkv = nn.Conv2d(channels, 3 * width, 1, bias=False, **factory)
         self.rel_h = nn.Parameter(torch.empty(2 * size - 1, self.head_dim, **factory))

@@ -66,7 +66,7 @@ class SplitAttention(nn.Module):
         width = output_width("splat", channels, out_channels, stride)
         for number in (channels, width):
             if number % (radix * groups):
-                raise ValueError(f"{number} channels cannot be divided into {radix} splits x {groups} groups")
+                raise ValueError(f"splat: {number} channels cannot be divided into {radix} splits x {groups} groups")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = reduced(width * radix, rd_ratio, minimum=rd_min)
         self.stride = stride
