@@ -258,10 +258,10 @@ def test_against_timm(layout, dtype):
 
 
 def test_what_does_not_fit_is_left_out_with_its_reason(capsys):
-    code, out, said = run(capsys, "--blocks se,mhsa --shape 2x6x4x4 --mode eval --repeats 1")
+    code, out, said = run(capsys, "--blocks se,psa --shape 2x6x4x4 --mode eval --repeats 1")
     assert code == 1
     assert "│ se " in out
-    assert "mhsa at 2 x 6 x 4 x 4, eval, fp32, nchw: 4 heads do not divide 6 channels" in said
+    assert "psa at 2 x 6 x 4 x 4, eval, fp32, nchw: psa divides its output into four" in said
 
 
 def test_what_needs_too_much_memory_is_left_out(capsys):
@@ -320,10 +320,19 @@ def test_a_budget_is_sorted_with_a_line(capsys):
     assert "at most 1000 times the latency of test_resnet" in out
 
 
+class AllPairs(visattn.blocks.NonLocal):
+    """A non-local block that holds its weights."""
+
+    def _context(self, query, key, value):
+        return self._weights(query, key) @ value
+
+
+@pytest.mark.usefixtures("_scratch_names")
 def test_growth_finds_the_exponents():
-    found = bench_growth("nonlocal_concat,nonlocal_dot", (8, 16, 32, 48), channels=16, repeats=1)
+    visattn.register_block("all_pairs", family="self", paper="2018")(AllPairs)
+    found = bench_growth("all_pairs,nonlocal_dot", (8, 16, 32, 48), channels=16, repeats=1)
     memory = {row.block: row.memory_exponent for row in found.rows}
-    assert memory["nonlocal_concat"] == pytest.approx(2, abs=0.15)  # it holds all pairs of pixels
+    assert memory["all_pairs"] == pytest.approx(2, abs=0.15)
     assert memory["nonlocal_dot"] == pytest.approx(1, abs=0.15)
     assert all(math.isfinite(row.time_exponent) for row in found.rows)
 

@@ -53,7 +53,7 @@ def test_widths(case, channels):
 
 
 # Into how many parts a definition divides the channels.
-MULTIPLES = {"axial": 2, "sasa": 2, "shuffle": 2, "splat": 2, "generalized": 4, "mhsa": 4, "psa": 4, "scsa": 4}
+MULTIPLES = {"axial": 2, "sasa": 2, "shuffle": 2, "splat": 2, "generalized": 4, "psa": 4, "scsa": 4}
 
 
 @every_block

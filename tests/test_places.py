@@ -126,7 +126,7 @@ def test_where_a_block_goes_is_said_in_words(network, block, where):
 def test_a_block_that_does_not_fit_says_why():
     narrow = nn.Sequential(nn.Conv2d(3, 5, 3, 2, 1), nn.ReLU(), nn.Flatten(2))
     rows = {row.block: row for row in blocks_for(narrow, "s*", image_size=32)}
-    assert rows["splat"].problem == "does not fit: 5 channels cannot be divided into 2 splits x 1 groups"
+    assert rows["splat"].problem == "does not fit: splat: 5 channels cannot be divided into 2 splits x 1 groups"
     assert rows["splat"].problem in str(blocks_for(narrow, "splat", image_size=32))
     assert rows["se"].problem is None
 

@@ -7,6 +7,7 @@ import re
 import pytest
 import timm
 import torch
+import torch.fx
 from torch import nn
 
 import visattn
@@ -32,6 +33,17 @@ def network(**options) -> nn.Module:
 
 def images(side=64):
     return torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+@every_block
+def test_torch_fx_traces_a_block_for_maps_of_every_size(block):
+    layer = visattn.create_block(block, 16, stride=2).eval()
+    traced = torch.fx.symbolic_trace(layer)
+    for size in ((7, 5), (12, 9), (1, 1)):
+        x = torch.randn(2, 16, *size)
+        torch.testing.assert_close(traced(x), layer(x))
+        x = x.contiguous(memory_format=torch.channels_last)
+        assert traced(x).stride() == layer(x).stride()
 
 
 def test_which_blocks_can_replace():

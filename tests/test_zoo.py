@@ -33,6 +33,11 @@ def test_the_words_about_a_block_are_those_of_its_docstring(name):
     assert f"Attends to {block_info(name).attends}. " in entry, STALE
 
 
+def test_what_is_no_block_and_what_is_left_out_are_named():
+    assert "## A head\n\nClass-specific residual attention" in PAGE, STALE
+    assert "## Left out\n\nThe spatial part of [`nam`](#nam)" in PAGE, STALE
+
+
 @pytest.mark.slow
 def test_the_page_is_what_the_code_writes():
     rows = page.rows()

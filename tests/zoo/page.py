@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.zoo.docstrings import Documentation, read, summary
 from tests.zoo.taxonomy import DEFINITIONS, taxa
-from visattn.blocks import FAMILIES, block_info, create_block, list_blocks
+from visattn.blocks import FAMILIES, block_info, create_block, csra, list_blocks
 from visattn.counting import count_macs, count_parameters
 from visattn.models import blocks_for
 from visattn.tables import Table, as_markdown
@@ -39,6 +39,19 @@ TAXONOMY = """
 The words are those of Niu, Zhong and Yu, *A review on the attention mechanism of deep learning*, Neurocomputing 2021.
 Blocks are in their place by their family and by the shape of the weights they use.
 
+"""
+HEAD = """
+## A head
+
+{title}. `csra` gives logits, not a map, so it is not a block with a name but a class:
+`visattn.blocks.ClassResidualHead`.
+
+{rest}
+
+## Left out
+
+The spatial part of [`nam`](#nam), which nobody released: as its paper describes it, it has a norm with a scale for
+every pixel, and so serves maps of one size only.
 """
 COLUMNS = ["block", "family", "attends to", "parameters", "MACs", "ResNet-50 parameters, %", "ResNet-50 MACs, %"]
 
@@ -87,7 +100,8 @@ def markdown(every: list[Row]) -> str:
     for family in FAMILIES:
         text += f"\n## {family.capitalize()} attention\n"
         text += "".join(f"\n{entry(by_name[name])}" for name in list_blocks(family=family))
-    return text
+    said = read(csra.__doc__ or "")
+    return text + HEAD.format(title=said.title, rest="\n\n".join([said.paper, *_explained(said)[:-1]]))
 
 
 def _cells(row: Row) -> list[str]:

@@ -50,6 +50,7 @@ MODELS = {
     "`ram`": Taxon("hard", "location-wise", "distinctive", "single"),
     "`glimpse_…`": Taxon("hard", "location-wise", "hierarchical", "single"),
     "`MultiHeadAttention(x)`": _SOFT,
+    "`ClassResidualHead`": _SOFT,  # weights for each class
     "`MultiHeadAttention(x, context)`": replace(_SOFT, inputs="distinctive"),
     "`AttentionPool`": replace(_SOFT, outputs="single"),
     "`MultiDimensionalAttention`": replace(_SOFT, outputs="multi-dimensional"),

@@ -33,6 +33,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -52,6 +53,27 @@ def coordinates(x: Tensor) -> Tensor:
     exact = torch.promote_types(x.dtype, torch.float32)
     across, down = (torch.linspace(-1, 1, size, device=x.device, dtype=exact) for size in (x.shape[3], x.shape[2]))
     return torch.stack(torch.meshgrid(across, down, indexing="xy")).unsqueeze(0).to(x.dtype)
+
+
+def tokens(qkv: Tensor, position: Tensor, heads: int, tiling: Tiling) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, (B·tiles, heads, ..., d)."""
+    query, key, value = qkv.chunk(3, dim=1)
+    key = (key.unflatten(1, (heads, -1)) - position.unsqueeze(1)).flatten(1, 2)
+    query = tiling.queries(query, heads).flatten(2, 3)
+    key, value = (tiling.keys(reflected(each, tiling.halo), heads) for each in (key, value))
+    return query, key, value
+
+
+def attend(qkv: Tensor, position: Tensor, heads: int, tiling: Tiling) -> Tensor:
+    """What every query collects, (B, C', H', W')."""
+    query, key, value = tokens(qkv, position, heads, tiling)
+    context = fused_attention(query, key, value, scale=key.shape[3] ** -0.5, mask=tiling.nearby(qkv.device))
+    return tiling.joined(context, qkv.shape[2], qkv.shape[3])
+
+
+# Each is one step for torch.fx: they decide by the shapes of real tensors.
+torch.fx.wrap("coordinates")
+torch.fx.wrap("attend")
 
 
 @register_block("acmix", family="self", paper="Pan et al., CVPR 2022, arXiv:2111.14556")
@@ -99,14 +121,6 @@ class ACmix(nn.Module):
             self.shift.weight.copy_(torch.eye(TAPS).view(TAPS, 3, 3).expand_as(self.shift.weight))
         nn.init.constant_(self.rates, 0.5)
 
-    def _tokens(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, (B·tiles, heads, ..., d)."""
-        query, key, value = qkv.chunk(3, dim=1)
-        key = (key.unflatten(1, (self.heads, -1)) - self.position(coordinates(key)).unsqueeze(1)).flatten(1, 2)
-        query = self.tiling.queries(query, self.heads).flatten(2, 3)
-        key, value = (self.tiling.keys(reflected(each, self.tiling.halo), self.heads) for each in (key, value))
-        return query, key, value
-
     def _convolved(self, qkv: Tensor) -> Tensor:
         maps = qkv.unflatten(1, (3 * self.heads, self.head_dim)).flatten(3)  # (B, 3·heads, d, N)
         taps = self.mix(maps).transpose(1, 2).flatten(1, 2)  # (B, d·9, N)
@@ -114,7 +128,8 @@ class ACmix(nn.Module):
 
     def attention(self, x: Tensor) -> Tensor:
         """What every query (row) takes from every position, (B, heads, N', N); a pixel and its reflections as one."""
-        query, key, _ = self._tokens(self.qkv(x))
+        qkv = self.qkv(x)
+        query, key, _ = tokens(qkv, self.position(coordinates(qkv)), self.heads, self.tiling)
         energies = dot(query, key) * self.head_dim**-0.5
         weights = F.softmax(energies.masked_fill(~self.tiling.nearby(x.device), -torch.inf), dim=-1).to(x.dtype)
         return self.tiling.spread(weights, reflected(pixel_numbers(x), self.tiling.halo))
@@ -122,7 +137,5 @@ class ACmix(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride)."""
         qkv = self.qkv(x)
-        query, key, value = self._tokens(qkv)
-        context = fused_attention(query, key, value, scale=self.head_dim**-0.5, mask=self.tiling.nearby(x.device))
-        attended = self.tiling.joined(context, x.shape[2], x.shape[3])
+        attended = attend(qkv, self.position(coordinates(qkv)), self.heads, self.tiling)
         return laid_out_like(self.rates[0] * attended + self.rates[1] * self._convolved(qkv), x)

@@ -29,18 +29,37 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
 from visattn.blocks.primitives import Pointwise
 from visattn.blocks.widths import odd, output_width
-from visattn.blocks.windows import all_pairs, by_column, by_row, resample_offsets, start_tables, with_places
+from visattn.blocks.windows import start_tables, with_offsets
 from visattn.core.arguments import Device, DType, positive
 from visattn.core.attention import fused_attention, merge_heads
 from visattn.core.energies import dot
 
 FEWEST = 20  # channels of a head's keys
+
+
+def tokens(kqv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys with their positional features (B, heads, N, d + H + W), values (B, heads, N, d_v)."""
+    keys = heads * rel_h.shape[1]
+    parts = kqv.split([keys, keys, kqv.shape[1] - 2 * keys], dim=1)
+    key, query, value = (each.unflatten(1, (heads, -1)).flatten(3).mT for each in parts)
+    return *with_offsets(query, key, rel_h, rel_w, kqv.shape[2:]), value
+
+
+def attend(kqv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int) -> Tensor:
+    """What every pixel collects, (B, heads·d_v, H, W)."""
+    query, key, value = tokens(kqv, rel_h, rel_w, heads)
+    context = merge_heads(fused_attention(query, key, value, scale=rel_h.shape[1] ** -0.5))  # (B, N, heads·d_v)
+    return context.mT.unflatten(2, kqv.shape[2:])
+
+
+torch.fx.wrap("attend")  # one step for torch.fx: it decides by the shapes of real tensors
 
 
 @register_block("aug", family="self", paper="Bello et al., ICCV 2019, arXiv:1904.09925")
@@ -81,8 +100,7 @@ class AugmentedConvolution(nn.Module):
         self.heads = heads
         self.stride = stride
         self.key_dim = max(FEWEST, int(width * key_ratio) // heads)
-        self.value_dim = max(1, int(width * value_ratio) // heads)
-        keys, values = heads * self.key_dim, heads * self.value_dim
+        keys, values = heads * self.key_dim, heads * max(1, int(width * value_ratio) // heads)
         if values >= width:
             raise ValueError(f"aug: {values} channels of attention leave none of {width} to the convolution")
         self.conv = nn.Conv2d(channels, width - values, kernel_size, stride=stride, padding=kernel_size // 2, **factory)
@@ -99,26 +117,12 @@ class AugmentedConvolution(nn.Module):
     def _pooled(self, x: Tensor) -> Tensor:
         return x if self.stride == 1 else F.avg_pool2d(x, 3, self.stride, 1)
 
-    def _tokens(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys with their positional features (B, heads, N, d + H + W), values (B, heads, N, d_v)."""
-        height, width = x.shape[2:]
-        dims = (self.key_dim, self.key_dim, self.value_dim)
-        kqv = self.kqv(x).split([self.heads * dim for dim in dims], dim=1)
-        key, query, value = (each.unflatten(1, (self.heads, -1)).flatten(3).mT for each in kqv)
-        grid = query.unflatten(2, (height, width))  # (B, heads, H, W, d)
-        along_h = by_row(grid, all_pairs(resample_offsets(self.rel_h, height)))  # (B, heads, H, W, H)
-        along_w = by_column(grid, all_pairs(resample_offsets(self.rel_w, width)))  # (B, heads, H, W, W)
-        return *with_places(grid, key, along_h, along_w), value
-
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other, (B, heads, N, N)."""
-        query, key, _ = self._tokens(self._pooled(x))
+        query, key, _ = tokens(self.kqv(self._pooled(x)), self.rel_h, self.rel_w, self.heads)
         return F.softmax(dot(query, key) * self.key_dim**-0.5, dim=-1).to(x.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride)."""
-        convolved = self.conv(x)
-        query, key, value = self._tokens(self._pooled(x))
-        context = merge_heads(fused_attention(query, key, value, scale=self.key_dim**-0.5))  # (B, N, heads·d_v)
-        attended = self.out(context.mT.unflatten(2, convolved.shape[2:]))
-        return laid_out_like(torch.cat([convolved, attended], dim=1), x)
+        attended = self.out(attend(self.kqv(self._pooled(x)), self.rel_h, self.rel_w, self.heads))
+        return laid_out_like(torch.cat([self.conv(x), attended], dim=1), x)

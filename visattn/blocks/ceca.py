@@ -24,9 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
-from visattn.blocks.eca import eca_kernel_size
+from visattn.blocks.eca import fitting_kernel
 from visattn.blocks.primitives import mean_places
-from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType
 
 
@@ -43,8 +42,7 @@ class CircularChannel(Gate):
         self, channels: int, *, kernel_size: int | None = None, device: Device = None, dtype: DType = None
     ) -> None:
         super().__init__()
-        kernel_size = max(3, eca_kernel_size(channels)) if kernel_size is None else kernel_size
-        odd("ceca", kernel_size=kernel_size)
+        kernel_size = fitting_kernel("ceca", channels, kernel_size, least=3)
         if kernel_size // 2 > channels:
             raise ValueError(f"a kernel_size of {kernel_size} goes more than once around {channels} channels")
         self.conv = nn.Conv1d(

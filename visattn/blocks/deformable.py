@@ -19,7 +19,8 @@ weights were trained with it: points are centres of cells, but are read as if -1
 outermost pixels. The table is stored for one side S = ``size`` of the map, as in the paper, and since it is read at
 relative distances it serves maps of every size. Settings are those of the third stage (kernel 5, reach 2, S = 14, 32
 channels per head, 128 per group); other widths get the largest numbers of heads and groups that divide them and leave
-each at least that many. The authors' later code (DAT++) differs, and divides by zero on maps one pixel wide.
+each at least that many. The authors' later code (DAT++) differs, and divides by zero on maps one pixel wide. The bias
+of all pairs would be N x M: it is read, and used, for a few queries at a time.
 
 >>> import torch
 >>> deformable = Deformable(64)
@@ -37,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
+from visattn.blocks.chunks import in_chunks
 from visattn.blocks.tokens import largest_divisor, norm_channels, to_heads, to_map
 from visattn.blocks.widths import fitting_heads, odd
 from visattn.core import Attention
@@ -135,26 +137,33 @@ class Deformable(nn.Module):
         grid = centres(height, width, device=query.device, dtype=moved.dtype)
         return grid + torch.stack([moved[..., 0] / height, moved[..., 1] / width], dim=-1)
 
-    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries (B, heads, N, d), keys and values (B, heads, M, d), and the bias (B, heads, N, M)."""
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Queries (B, heads, N, d), keys and values (B, heads, M, d), pixels (N, 2) and points (B·groups, M, 2)."""
         query = self.query(x)
         points = self._points(query)
         sampled = read(x.unflatten(1, (self.groups, -1)).flatten(0, 1), points)
         sampled = sampled.unflatten(0, (-1, self.groups)).flatten(1, 2).to(x.dtype)  # (B, C, H_k, W_k)
         key, value = (to_heads(each, self.heads) for each in self.key_value(sampled).chunk(2, dim=1))
         pixels = centres(x.shape[2], x.shape[3], device=x.device, dtype=points.dtype).flatten(0, 1)
-        distance = (pixels[:, None] - points.flatten(1, 2).unsqueeze(1)) / 2  # (B·groups, N, M, 2)
-        table = self.position.unflatten(0, (self.groups, -1)).repeat(x.shape[0], 1, 1, 1)
-        bias = read(table, distance).unflatten(0, (-1, self.groups)).flatten(1, 2)
-        return to_heads(query, self.heads), key, value, bias
+        return to_heads(query, self.heads), key, value, pixels, points.flatten(1, 2)
+
+    def _bias(self, pixels: Tensor, points: Tensor) -> Tensor:
+        """What the table says of pixels (n, 2) and points (B·groups, M, 2), (B, heads, n, M)."""
+        distance = (pixels[:, None] - points.unsqueeze(1)) / 2  # (B·groups, n, M, 2)
+        table = self.position.unflatten(0, (self.groups, -1)).repeat(points.shape[0] // self.groups, 1, 1, 1)
+        return read(table, distance).unflatten(0, (-1, self.groups)).flatten(1, 2)
 
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every point, (B, heads, N, M); :meth:`points` says where they are."""
-        query, key, _, bias = self._parts(x)
-        return self.attend.head_weights(query, key, bias)
+        query, key, _, pixels, points = self._parts(x)
+        return self.attend.head_weights(query, key, self._bias(pixels, points))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C, H, W)."""
-        query, key, value, bias = self._parts(x)
-        context = self.attend.head_context(query, key, value, bias.to(query.dtype))
+        query, key, value, pixels, points = self._parts(x)
+
+        def collected(query: Tensor, pixels: Tensor) -> Tensor:
+            return self.attend.head_context(query, key, value, self._bias(pixels, points).to(query.dtype))
+
+        context = in_chunks(collected, query, pixels, keys=key.shape[2])
         return laid_out_like(self.out(to_map(context, x.shape[2:])), x)

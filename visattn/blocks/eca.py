@@ -39,6 +39,14 @@ def eca_kernel_size(channels: int) -> int:
     return size if size % 2 else size + 1
 
 
+def fitting_kernel(owner: str, channels: int, kernel_size: int | None, *, least: int = 1) -> int:
+    """The size of a kernel: as given, an odd number, or that of the formula, but no less than ``least``."""
+    if kernel_size is None:
+        return max(least, eca_kernel_size(channels))
+    odd(owner, kernel_size=kernel_size)
+    return kernel_size
+
+
 @register_block("eca", family="channel", paper="Wang et al., CVPR 2020, arXiv:1910.03151")
 class EfficientChannel(Gate):
     """Global average -> 1-D convolution across neighbouring channels -> sigmoid.
@@ -52,8 +60,7 @@ class EfficientChannel(Gate):
         self, channels: int, *, kernel_size: int | None = None, device: Device = None, dtype: DType = None
     ) -> None:
         super().__init__()
-        kernel_size = eca_kernel_size(channels) if kernel_size is None else kernel_size
-        odd("eca", kernel_size=kernel_size)
+        kernel_size = fitting_kernel("eca", channels, kernel_size)
         self.conv = nn.Conv1d(1, 1, kernel_size, padding=kernel_size // 2, bias=False, device=device, dtype=dtype)
 
     def attention(self, x: Tensor) -> Tensor:

@@ -26,9 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
-from visattn.blocks.eca import eca_kernel_size
+from visattn.blocks.eca import fitting_kernel
 from visattn.blocks.primitives import mean_places
-from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType
 
 
@@ -55,8 +54,7 @@ class EfficientChannelMLP(Gate):
         self, channels: int, *, kernel_size: int | None = None, device: Device = None, dtype: DType = None
     ) -> None:
         super().__init__()
-        kernel_size = max(3, eca_kernel_size(channels)) if kernel_size is None else kernel_size
-        odd("ecam", kernel_size=kernel_size)
+        kernel_size = fitting_kernel("ecam", channels, kernel_size, least=3)
         hidden = hidden_width(channels)
         self.expand = nn.Conv1d(1, hidden, 1, device=device, dtype=dtype)
         self.conv = nn.Conv1d(hidden, 1, kernel_size, padding=kernel_size // 2, device=device, dtype=dtype)

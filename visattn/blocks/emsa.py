@@ -16,7 +16,9 @@ Differences from the paper: none in the equation. The published networks have 1,
 stage; here there are 8 heads (the authors' default; fewer where 8 do not divide the channels), since one head would
 switch off what is special about the block, and s = 2. The instance norm is written out: of a matrix of a single number,
 or of weights that are all one (a single key), it gives zero, so that a 1x1 map becomes the bias b_p, in training too,
-where PyTorch's own raises. ``attention`` returns the softmax, before the instance norm.
+where PyTorch's own raises. Every row of a softmax has the mean 1/M, and the standard deviation can be divided by
+last, so that a few queries at a time are enough and the matrix is never held. ``attention`` returns the softmax, before
+the instance norm.
 
 >>> import torch
 >>> emsa = EfficientMultiHead(64)
@@ -34,9 +36,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
+from visattn.blocks.chunks import in_chunks
 from visattn.blocks.tokens import norm_channels, start_small, to_heads, to_map
 from visattn.blocks.widths import fitting_heads
 from visattn.core.arguments import Device, DType
+from visattn.core.attention import fused_attention
 from visattn.core.energies import scaled_dot
 from visattn.core.precision import precise, without_autocast
 
@@ -85,25 +89,41 @@ class EfficientMultiHead(nn.Module):
         if self.reduce is not None:
             nn.init.trunc_normal_(self.reduce.weight, std=0.02)
 
-    def _weights_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The softmax (B, heads, N, M), in single precision at least, and the values (B, heads, M, d)."""
+    def _tokens(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, heads, N, d), keys and values (B, heads, M, d)."""
         u = x if self.reduce is None or self.norm is None else norm_channels(self.norm, self.reduce(x))
         key, value = (to_heads(each, self.heads) for each in self.key_value(u).chunk(2, dim=1))
-        energies = scaled_dot(to_heads(self.query(x), self.heads), key)
+        return to_heads(self.query(x), self.heads), key, value
+
+    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
+        """The softmax (B, heads, n, M) of some queries, in single precision at least."""
+        energies = scaled_dot(query, key)
         if self.mixing is not None and self.mixing.bias is not None:
-            with without_autocast(x.device):
+            with without_autocast(query.device):
                 energies = F.conv2d(energies, precise(self.mixing.weight), precise(self.mixing.bias))
-        return F.softmax(energies, dim=-1), value
+        return F.softmax(energies, dim=-1)
 
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every key, before the instance norm, (B, heads, N, M)."""
-        return self._weights_values(x)[0].to(x.dtype)
+        query, key, _ = self._tokens(x)
+        return self._weights(query, key).to(x.dtype)
+
+    def _normed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The context (B, heads, N, d) with weights behind the instance norm, a few queries at a time."""
+
+        def collected(query: Tensor) -> Tensor:
+            centred = self._weights(query, key) - 1 / key.shape[2]  # the mean of a row that sums to one
+            with without_autocast(query.device):
+                return torch.cat([centred @ precise(value), centred.square().mean(-1, keepdim=True)], dim=-1)
+
+        context, variance = in_chunks(collected, query, keys=key.shape[2]).split([value.shape[3], 1], dim=3)
+        return (context * torch.rsqrt(variance.mean(2, keepdim=True) + 1e-5)).to(value.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C, H, W)."""
-        weights, value = self._weights_values(x)
-        if self.mixing is not None:
-            variance, mean = torch.var_mean(weights, dim=(2, 3), correction=0, keepdim=True)
-            weights = (weights - mean) * torch.rsqrt(variance + 1e-5)
-        context = weights.to(value.dtype) @ value
+        query, key, value = self._tokens(x)
+        if self.mixing is None:
+            context = fused_attention(query, key, value, scale=key.shape[3] ** -0.5)
+        else:
+            context = self._normed(query, key, value)
         return laid_out_like(self.out(to_map(context, x.shape[2:])), x)

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
-from visattn.blocks.eca import eca_kernel_size
+from visattn.blocks.eca import fitting_kernel
 from visattn.blocks.primitives import Pointwise, mean_places
-from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType
 from visattn.core.precision import precise
 
@@ -45,8 +44,7 @@ class FineGrainedChannel(Gate):
         self, channels: int, *, kernel_size: int | None = None, device: Device = None, dtype: DType = None
     ) -> None:
         super().__init__()
-        kernel_size = eca_kernel_size(channels) if kernel_size is None else kernel_size
-        odd("fcattention", kernel_size=kernel_size)
+        kernel_size = fitting_kernel("fcattention", channels, kernel_size)
         self.conv = nn.Conv1d(1, 1, kernel_size, padding=kernel_size // 2, bias=False, device=device, dtype=dtype)
         self.fc = Pointwise(channels, channels, device=device, dtype=dtype)
         self.theta = nn.Parameter(torch.empty(1, device=device, dtype=dtype))

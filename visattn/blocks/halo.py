@@ -33,6 +33,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -43,6 +44,26 @@ from visattn.blocks.windows import Tiling, by_column, by_row, pixel_numbers, sta
 from visattn.core.arguments import Device, DType, positive
 from visattn.core.attention import fused_attention
 from visattn.core.energies import dot
+
+
+def tokens(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int, tiling: Tiling) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys with their positional features, and values, (B·blocks, heads, ..., features)."""
+    query, key, value = qkv.chunk(3, dim=1)
+    query = tiling.queries(query, heads)  # (B·blocks, heads, b, b, d)
+    key, value = (tiling.keys(F.pad(each, [tiling.halo] * 4), heads) for each in (key, value))
+    index = tiling.offsets(qkv.device) + tiling.tile + tiling.halo - 1
+    along_h, along_w = by_row(query, rel_h[index]), by_column(query, rel_w[index])
+    return *with_places(query, key, along_h, along_w), value
+
+
+def attend(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int, tiling: Tiling) -> Tensor:
+    """What every query collects, (B, C', H', W')."""
+    query, key, value = tokens(qkv, rel_h, rel_w, heads, tiling)
+    context = fused_attention(query, key, value, scale=rel_h.shape[1] ** -0.5)
+    return tiling.joined(context, qkv.shape[2], qkv.shape[3])
+
+
+torch.fx.wrap("attend")  # one step for torch.fx: it decides by the shapes of real tensors
 
 
 @register_block("halo", family="self", paper="Vaswani et al., CVPR 2021, arXiv:2103.12731")
@@ -91,23 +112,12 @@ class HaloAttention(nn.Module):
         nn.init.normal_(self.qkv.weight, std=self.qkv.in_channels**-0.5)
         start_tables(self.rel_h, self.rel_w)
 
-    def _tokens(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys with their positional features, and values, (B·blocks, heads, ..., features)."""
-        query, key, value = self.qkv(x).chunk(3, dim=1)
-        query = self.tiling.queries(query, self.heads)  # (B·blocks, heads, b, b, d)
-        key, value = (self.tiling.keys(F.pad(each, [self.tiling.halo] * 4), self.heads) for each in (key, value))
-        index = self.tiling.offsets(x.device) + self.tiling.tile + self.tiling.halo - 1
-        along_h, along_w = by_row(query, self.rel_h[index]), by_column(query, self.rel_w[index])
-        return *with_places(query, key, along_h, along_w), value
-
     def attention(self, x: Tensor) -> Tensor:
         """What every query (row) takes from every position, (B, heads, N', N); the rest of a row is outside the map."""
-        query, key, _ = self._tokens(x)
+        query, key, _ = tokens(self.qkv(x), self.rel_h, self.rel_w, self.heads, self.tiling)
         weights = F.softmax(dot(query, key) * self.head_dim**-0.5, dim=-1).to(x.dtype)
         return self.tiling.spread(weights, pixel_numbers(x, self.tiling.halo))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride)."""
-        query, key, value = self._tokens(x)
-        context = fused_attention(query, key, value, scale=self.head_dim**-0.5)
-        return laid_out_like(self.tiling.joined(context, x.shape[2], x.shape[3]), x)
+        return laid_out_like(attend(self.qkv(x), self.rel_h, self.rel_w, self.heads, self.tiling), x)

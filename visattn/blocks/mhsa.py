@@ -10,9 +10,9 @@ where q, k, v are bias-free 1x1 convolutions (``qkv``), d = C / heads, and r^h, 
 
 Differences from the paper: the paper's tables are bound to one map size S; here a map of another size reads them by
 linear interpolation (the corners of the table stay the corners of the map), so that any size works. Four heads, as
-there; with a stride, the output is averaged over stride x stride pixels, as there. Since the positional term of a query
-depends on a key's row and column alone, it is written as H + W additional features of query (r·q) and key (one-hot),
-and the whole runs on the fused kernel without an N x N bias.
+there, where they divide the channels; with a stride, the output is averaged over stride x stride pixels, as there.
+Since the positional term of a query depends on a key's row and column alone, it is written as H + W additional features
+of query (r·q) and key (one-hot), and the whole runs on the fused kernel without an N x N bias.
 
 >>> import torch
 >>> mhsa = MultiHeadSelfAttention2d(64)
@@ -28,15 +28,32 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
-from visattn.blocks.widths import output_width
-from visattn.blocks.windows import all_pairs, averages, by_column, by_row, resample_offsets, start_tables, with_places
+from visattn.blocks.widths import fitting_heads, output_width
+from visattn.blocks.windows import averages, start_tables, with_offsets
 from visattn.core.arguments import Device, DType, positive
-from visattn.core.attention import fused_attention
+from visattn.core.attention import fused_attention, merge_heads
 from visattn.core.energies import dot
+
+
+def tokens(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys with their positional features (B, heads, N, d + H + W), values (B, heads, N, d)."""
+    query, key, value = qkv.unflatten(1, (3, heads, -1)).flatten(4).mT.unbind(1)  # (B, heads, N, d) each
+    return *with_offsets(query, key, rel_h, rel_w, qkv.shape[2:]), value
+
+
+def attend(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int) -> Tensor:
+    """What every pixel collects, (B, C, H, W)."""
+    query, key, value = tokens(qkv, rel_h, rel_w, heads)
+    context = fused_attention(query, key, value, scale=value.shape[3] ** -0.5)
+    return merge_heads(context).mT.unflatten(2, qkv.shape[2:])
+
+
+torch.fx.wrap("attend")  # one step for torch.fx: it decides by the shapes of real tensors
 
 
 @register_block("mhsa", family="self", paper="Srinivas et al., CVPR 2021, arXiv:2101.11605")
@@ -47,7 +64,7 @@ class MultiHeadSelfAttention2d(nn.Module):
         channels: of the input.
         out_channels: C of the output; as many as of the input unless given.
         stride: the output is averaged over stride x stride pixels.
-        heads: must divide C.
+        heads: must divide C; 4, or fewer, unless given.
         size: side S of the map that the position tables are stored for.
     """
 
@@ -57,7 +74,7 @@ class MultiHeadSelfAttention2d(nn.Module):
         *,
         out_channels: int | None = None,
         stride: int = 1,
-        heads: int = 4,
+        heads: int | None = None,
         size: int = 14,
         device: Device = None,
         dtype: DType = None,
@@ -65,11 +82,9 @@ class MultiHeadSelfAttention2d(nn.Module):
         super().__init__()
         width = output_width("mhsa", channels, out_channels, stride)
         positive("mhsa", size=size)
-        if heads < 1 or width % heads:
-            raise ValueError(f"{heads} heads do not divide {width} channels")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.heads = heads
-        self.head_dim = width // heads
+        self.heads = fitting_heads("mhsa", width, heads, most=4)
+        self.head_dim = width // self.heads
         self.stride = stride
         self.qkv = nn.Conv2d(channels, 3 * width, 1, bias=False, **factory)
         self.rel_h = nn.Parameter(torch.empty(2 * size - 1, self.head_dim, **factory))
@@ -80,24 +95,12 @@ class MultiHeadSelfAttention2d(nn.Module):
         """Position tables of unit length on average."""
         start_tables(self.rel_h, self.rel_w)
 
-    def _tokens(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys with their positional features (B, heads, N, d + H + W), values (B, heads, N, d)."""
-        height, width = x.shape[2:]
-        qkv = self.qkv(x).unflatten(1, (3, self.heads, self.head_dim)).flatten(4).mT  # (B, 3, heads, N, d)
-        query, key, value = qkv.unbind(1)
-        grid = query.unflatten(2, (height, width))  # (B, heads, H, W, d)
-        along_h = by_row(grid, all_pairs(resample_offsets(self.rel_h, height)))  # (B, heads, H, W, H)
-        along_w = by_column(grid, all_pairs(resample_offsets(self.rel_w, width)))  # (B, heads, H, W, W)
-        return *with_places(grid, key, along_h, along_w), value
-
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other, (B, heads, N, N)."""
-        query, key, _ = self._tokens(x)
+        query, key, _ = tokens(self.qkv(x), self.rel_h, self.rel_w, self.heads)
         return F.softmax(dot(query, key) * self.head_dim**-0.5, dim=-1).to(x.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C_in, H, W) -> (B, C, H / stride, W / stride)."""
-        query, key, value = self._tokens(x)
-        context = fused_attention(query, key, value, scale=self.head_dim**-0.5)
-        tokens = context.transpose(1, 2).flatten(2)  # (B, N, C)
-        return laid_out_like(averages(tokens.mT.unflatten(2, x.shape[2:]), self.stride), x)
+        y = attend(self.qkv(x), self.rel_h, self.rel_w, self.heads)
+        return laid_out_like(averages(y, self.stride), x)

@@ -19,8 +19,10 @@ batch norm's scale at zero, so that the block starts as the identity. ``subsampl
 max-pooling before φ and g (the Kinetics models use it); it is off here, so that the weights are N x N. timm's version
 scales by sqrt(C) although its keys have C/8 channels.
 
-The first two run on the fused attention kernel and the third multiplies φ and g first, so none of these holds an
-N x N matrix unless :meth:`attention` is called. The concatenation form has no such shortcut.
+None of the four holds an N x N matrix unless :meth:`attention` is called. The first two run on the fused attention
+kernel, and the third multiplies φ and g first. In the fourth, a = ReLU(α_i + β_j) / N, with one number for every query
+and one for every key: if queries are sorted by α among keys by -β, a query sees the keys before it, and collects
+α_i Σ g(x_j) + Σ β_j g(x_j) from them, two sums that run along that order.
 
 >>> import torch
 >>> x = torch.randn(2, 64, 8, 8)
@@ -42,6 +44,7 @@ from visattn.blocks.base import laid_out_like, reduced, register_block
 from visattn.core import Attention
 from visattn.core.arguments import Device, DType
 from visattn.core.energies import dot
+from visattn.core.precision import precise
 
 PAPER = "Wang et al., CVPR 2018, arXiv:1711.07971"
 
@@ -186,10 +189,23 @@ class NonLocalConcat(EmbeddedBlock):
         super().reset_parameters()
         nn.init.normal_(self.w_f, std=0.01)
 
-    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
+    def _parts(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """α (B, N, 1) and β (B, M, 1), whose sums are the energies."""
         w_query, w_key = self.w_f.unsqueeze(0).split(self.inner, dim=1)
         # One-row matrices, not vectors: onnxruntime 1.31's optimiser gets a transposed matrix times a vector wrong.
-        return F.relu(F.linear(query, w_query) + F.linear(key, w_key).mT) / key.shape[1]
+        return F.linear(query, w_query), F.linear(key, w_key)
+
+    def _weights(self, query: Tensor, key: Tensor) -> Tensor:
+        alpha, beta = self._parts(query, key)
+        return F.relu(alpha + beta.mT) / key.shape[1]
 
     def _context(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self._weights(query, key) @ value
+        alpha, beta = (precise(each) for each in self._parts(query, key))
+        queries = query.shape[1]
+        order = torch.cat([alpha, -beta], dim=1).argsort(1)  # every query comes after the keys that it sees
+        value = precise(value) / key.shape[1]
+        terms = F.pad(torch.cat([value, beta * value], dim=2), (0, 0, queries, 0))  # zeros of queries, (B, N + M, 2d)
+        sums = terms.gather(1, order.expand_as(terms)).cumsum(1)
+        place = order.argsort(1)[:, :queries]
+        values, weighted = sums.gather(1, place.expand(-1, -1, sums.shape[2])).chunk(2, dim=2)  # (B, N, d) each
+        return (alpha * values + weighted).to(query.dtype)

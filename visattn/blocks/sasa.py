@@ -30,6 +30,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -40,6 +41,28 @@ from visattn.blocks.windows import Tiling, averages, by_column, by_row, pixel_nu
 from visattn.core.arguments import Device, DType
 from visattn.core.attention import fused_attention
 from visattn.core.energies import dot
+
+
+def tokens(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int, tiling: Tiling) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys with their positional features, and values, (B·tiles, heads, ..., features)."""
+    halo, half = tiling.halo, rel_h.shape[1]
+    query, key, value = qkv.chunk(3, dim=1)
+    query = tiling.queries(query, heads)  # (B·tiles, heads, b, b, d)
+    key, value = (tiling.keys(F.pad(each, [halo] * 4), heads) for each in (key, value))
+    index = (tiling.offsets(qkv.device) + halo).clamp(0, 2 * halo)  # those beyond are not seen
+    along_h = by_row(query[..., :half], rel_h[index])
+    along_w = by_column(query[..., half:], rel_w[index])
+    return *with_places(query, key, along_h, along_w), value
+
+
+def attend(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int, tiling: Tiling) -> Tensor:
+    """What every pixel collects, (B, C', H, W)."""
+    query, key, value = tokens(qkv, rel_h, rel_w, heads, tiling)
+    context = fused_attention(query, key, value, scale=1.0, mask=tiling.nearby(qkv.device))
+    return tiling.joined(context, qkv.shape[2], qkv.shape[3])
+
+
+torch.fx.wrap("attend")  # one step for torch.fx: it decides by the shapes of real tensors
 
 
 @register_block("sasa", family="self", paper="Ramachandran et al., NeurIPS 2019, arXiv:1906.05909")
@@ -84,27 +107,14 @@ class StandAloneSelfAttention(nn.Module):
         nn.init.normal_(self.rel_h, std=self.head_dim**-0.5)
         nn.init.normal_(self.rel_w, std=self.head_dim**-0.5)
 
-    def _tokens(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys with their positional features, and values, (B·tiles, heads, ..., features)."""
-        halo = self.tiling.halo
-        query, key, value = self.qkv(x).chunk(3, dim=1)
-        query = self.tiling.queries(query, self.heads)  # (B·tiles, heads, b, b, d)
-        key, value = (self.tiling.keys(F.pad(each, [halo] * 4), self.heads) for each in (key, value))
-        index = (self.tiling.offsets(x.device) + halo).clamp(0, 2 * halo)  # those beyond are not seen
-        along_h = by_row(query[..., : self.head_dim // 2], self.rel_h[index])
-        along_w = by_column(query[..., self.head_dim // 2 :], self.rel_w[index])
-        return *with_places(query, key, along_h, along_w), value
-
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other, (B, heads, N, N); the rest of a row is outside the map."""
-        query, key, _ = self._tokens(x)
+        query, key, _ = tokens(self.qkv(x), self.rel_h, self.rel_w, self.heads, self.tiling)
         energies = dot(query, key).masked_fill(~self.tiling.nearby(x.device), -torch.inf)
         weights = F.softmax(energies, dim=-1).to(x.dtype)
         return self.tiling.spread(weights, pixel_numbers(x, self.tiling.halo))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride)."""
-        query, key, value = self._tokens(x)
-        context = fused_attention(query, key, value, scale=1.0, mask=self.tiling.nearby(x.device))
-        y = self.tiling.joined(context, x.shape[2], x.shape[3])
+        y = attend(self.qkv(x), self.rel_h, self.rel_w, self.heads, self.tiling)
         return laid_out_like(averages(y, self.stride), x)

@@ -66,7 +66,7 @@ class SplitAttention(nn.Module):
         width = output_width("splat", channels, out_channels, stride)
         for number in (channels, width):
             if number % (radix * groups):
-                raise ValueError(f"{number} channels cannot be divided into {radix} splits x {groups} groups")
+                raise ValueError(f"splat: {number} channels cannot be divided into {radix} splits x {groups} groups")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = reduced(width * radix, rd_ratio, minimum=rd_min)
         self.stride = stride
@@ -96,5 +96,6 @@ class SplitAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The chosen mixture of the splits, (B, C, H / stride, W / stride)."""
         splits = self._splits(x)
-        mixed = mix(list(splits.chunk(self.radix, dim=1)), self._weights(splits))
+        parts = splits.chunk(self.radix, dim=1)
+        mixed = mix([parts[number] for number in range(self.radix)], self._weights(splits))
         return laid_out_like(mixed if self.stride == 1 else F.avg_pool2d(mixed, 3, self.stride, 1), x)

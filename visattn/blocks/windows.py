@@ -167,3 +167,17 @@ def with_places(query: Tensor, key: Tensor, along_h: Tensor, along_w: Tensor) ->
     place = torch.cat([row, column], dim=1).expand(*key.shape[:-2], -1, -1)
     query = torch.cat([query, along_h, along_w], dim=-1).flatten(-3, -2)
     return query, torch.cat([key, place], dim=-1)
+
+
+def with_offsets(
+    query: Tensor, key: Tensor, rel_h: Tensor, rel_w: Tensor, size: tuple[int, int] | torch.Size
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys (..., N, d) of a map of this size, so that their product is q·(k + r), (..., N, d + H + W).
+
+    ``rel_h`` and ``rel_w`` (2S - 1, d) have r for the way down and for the way across, stored for maps of S x S pixels.
+    """
+    height, width = size
+    grid = query.unflatten(-2, (height, width))
+    along_h = by_row(grid, all_pairs(resample_offsets(rel_h, height)))  # (..., H, W, H)
+    along_w = by_column(grid, all_pairs(resample_offsets(rel_w, width)))  # (..., H, W, W)
+    return with_places(grid, key, along_h, along_w)

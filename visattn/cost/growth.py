@@ -70,8 +70,8 @@ def bench_growth(
         note: called at once with what is left out, and why.
         track: wraps lists, as ``tqdm`` does, to show progress.
 
-    >>> found = bench_growth("nonlocal_concat", (12, 24, 48), channels=16, repeats=1)
-    >>> 1.8 < found.rows[0].memory_exponent < 2.1
+    >>> found = bench_growth("nonlocal_dot", (12, 24, 48), channels=16, repeats=1)
+    >>> 0.8 < found.rows[0].memory_exponent < 1.2
     True
     """
     names = block_names([*list_blocks(family="self"), *list_blocks(family="hard")] if blocks is None else blocks)
