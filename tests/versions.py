@@ -25,9 +25,9 @@ FILES = [
     f"tests/test_{name}.py"
     for name in (
         "core_attention", "core_scores", "core_distributions", "primitives", "block_properties", "block_export",
-        "hard_blocks", "ram", "attach", "wrapping", "patch", "survival", "capture", "attention_forms", "attention_parts",
-        "geometry", "rollout", "cam", "explain", "preparation", "data", "training", "runs", "saving", "predict",
-        "heatmap_command",
+        "hard_blocks", "ram", "attach", "wrapping", "patch", "survival", "capture", "attention_forms",
+        "attention_parts", "geometry", "rollout", "cam", "explain", "preparation", "data", "training", "runs", "saving",
+        "predict", "heatmap_command",
     )
 ]  # fmt: skip
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from visattn.blocks.primitives import _transformed, _watched
+from visattn.blocks.primitives import runs_plainly
 
 PAIRS = 2**17  # of a query and a key that are looked at together, in every head of every image
 
@@ -28,15 +28,9 @@ def in_chunks(function: Callable[..., Tensor], *rows: Tensor, keys: int) -> Tens
         keys: how many numbers it computes for a row, in every head of every image.
     """
     step = max(1, PAIRS // keys)
-    if _seen_through(rows[0]) or rows[0].shape[-2] <= step:
+    if not runs_plainly(rows[0]) or rows[0].shape[-2] <= step:
         return function(*rows)
     chunks = zip(*(each.split(step, dim=-2) for each in rows), strict=True)
     return torch.cat(
         [checkpoint(function, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks], dim=-2
     )
-
-
-def _seen_through(x: Tensor) -> bool:
-    """Whether something looks at operations other than to run them."""
-    tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-    return tracing or _watched() or _transformed(x)

@@ -62,7 +62,7 @@ def gate(x: Tensor, weights: Tensor) -> Tensor:
 def gate_rows_columns(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Multiply a map by weights of its rows (B, C, H, 1) and by weights of its columns (B, C, 1, W)."""
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        if _plain(x) and rows.dtype == columns.dtype == x.dtype:
+        if runs_plainly(x) and rows.dtype == columns.dtype == x.dtype:
             return _GateRowsColumns.apply(x, rows, columns)
     return x * rows * columns
 
@@ -80,7 +80,7 @@ def mean(x: Tensor, dim: int) -> Tensor:
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
         if _plain_training(x):
             return _Mean.apply(x, (dim,))
-        if _plain(x):
+        if runs_plainly(x):
             return _reduce(torch.mean, x, (dim,))
     return x.mean(dim, keepdim=True)
 
@@ -136,7 +136,7 @@ def attention_pool(x: Tensor, key: nn.Conv2d) -> tuple[Tensor, Tensor, Tensor]:
 
 def blend(x: Tensor, changed: Tensor, gain: Tensor) -> Tensor:
     """x + gain (changed - x), gain being one number; x itself if that is zero, even where ``changed`` is not finite."""
-    if _plain(x) and x.device.type == "cpu" and x.dtype == changed.dtype == gain.dtype:
+    if runs_plainly(x) and x.device.type == "cpu" and x.dtype == changed.dtype == gain.dtype:
         return _Blend.apply(x, changed, gain)
     change = changed - x
     change = change.where((gain != 0) | change.isfinite(), 0)  # zero times infinity is NaN
@@ -174,12 +174,12 @@ def _plain_training(x: Tensor, weights: Tensor | None = None) -> bool:
     """Whether gradients are recorded, and by nothing but autograd on ordinary tensors."""
     return (
         torch.is_grad_enabled()
-        and _plain(x)  # first: a tracer's stand-in has no requires_grad that could be asked for
+        and runs_plainly(x)  # first: a tracer's stand-in has no requires_grad that could be asked for
         and (x.requires_grad or (weights is not None and weights.requires_grad))
     )
 
 
-def _plain(x: Tensor) -> bool:
+def runs_plainly(x: Tensor) -> bool:
     """Whether operations on a tensor are run as they are, now, and nobody watches.
 
     On a small map, asking takes as long as a tenth of the work: few names to look up, few calls.
