@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=minutes, reverse=True)  # all others keep their order
 
 
-ROWS = 24  # of one test in a plain pytest; the rest of a long table is in the slow tier
+ROWS = 8  # of one test in a plain pytest; the rest of a long table is in the slow tier
 
 
 def runs_everything(config):

@@ -200,6 +200,7 @@ def test_an_operator_that_hides_everything_is_missed(function):
         model["layer"](torch.rand(2, TOKENS, WIDTH))
 
 
+@pytest.mark.slow
 def test_a_transformer_with_an_operator_that_hides_everything():
     model = rewrite(small_vit(), lambda q, k, v: opaque(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2))
     images = torch.rand(1, 3, 32, 32).double()

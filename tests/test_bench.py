@@ -277,6 +277,7 @@ def test_a_plugin_s_block_may_raise_anything(monkeypatch):
     assert "left out: se" in str(found)
 
 
+@pytest.mark.slow
 def test_networks():
     found = bench_models("test_resnet,test_resnet_cbam", batch_size=2, image_size=32, mode="train,eval", repeats=2)
     assert [(row.model, row.setting.mode) for row in found.rows] == [
@@ -423,6 +424,7 @@ def test_compiled():
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_benchmark_writes_the_page(tmp_path, capsys):
     """The smoke mode: nothing but that all of it runs, and that the page shows what was measured."""
     speed.main(["--smoke", "--out", str(tmp_path)])

@@ -282,6 +282,7 @@ def test_the_same_from_python(photographs):
     assert [each["name"] for each in content["images"]] == ["photographs/0.png", "photographs/3.png"]
 
 
+@pytest.mark.slow
 def test_balanced_gradients_are_scored(photographs):
     torch.manual_seed(0)
     model = timm.create_model("test_vit", num_classes=2)

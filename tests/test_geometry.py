@@ -112,6 +112,7 @@ def test_fewer_keys_and_pooled_queries():
     assert down.queries.grid.rows == down.keys.grid.rows[::2]
 
 
+@pytest.mark.slow
 def test_class_and_channel_attention():
     images = torch.rand(1, 3, 224, 224)
     cait, davit = (timm.create_model(name, **SHALLOW[name]).eval() for name in ("cait_xxs24_224", "davit_tiny"))
@@ -124,6 +125,7 @@ def test_class_and_channel_attention():
         visattn.explain(davit, images, "attention", layer="stages.0.blocks.0.1.attn")
 
 
+@pytest.mark.slow
 def test_heads_in_the_batch_and_windows_beside_them():
     """SAM flattens heads into the batch, Hiera has windows behind the heads, Twins before them."""
     for name, windows, heads in (
@@ -209,6 +211,7 @@ def test_the_batch_may_stand_behind_the_heads():
     torch.testing.assert_close(layer.arrange(maps[""])[:, 0], maps[""].transpose(0, 1))
 
 
+@pytest.mark.slow
 def test_queries_that_ask_for_others_stand_where_the_answers_go():
     """Outlook attention has the weights of a neighbourhood at its centre; GC ViT the same queries in all windows."""
     volo = geometry(timm.create_model("volo_d1_224").eval(), torch.rand(1, 3, 224, 224)).layers[0]

@@ -322,6 +322,7 @@ def test_whole_model_in_bfloat16():
     assert model(torch.rand(1, 3, 256, 256).bfloat16()).dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_compiled():
     images = torch.rand(2, 3, 200, 260)
     model = build()

@@ -200,6 +200,7 @@ def test_heatmaps(device, create, method):
     assert_close(actual.raw, expected.raw)
 
 
+@pytest.mark.slow
 @real
 @pytest.mark.parametrize("create", [resnet, vit])
 def test_export(device, create):

@@ -127,6 +127,7 @@ def test_heatmaps_are_those_of_the_library(heatmap, tmp_path, weights):
     assert entry["predicted_probability"] == pytest.approx(probabilities.max().item(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_balanced_gradients_and_signs(heatmap, tmp_path, weights):
     write(tmp_path / "a.png")
     methods = {"attcat": {"balanced": True, "signed": True}, "fullgrad": {"signed": True}, "chefer": {"balanced": True}}
@@ -303,6 +304,7 @@ def test_strip_of_depth(heatmap, tmp_path, monkeypatch):
     assert len({frame.tobytes() for frame in frames.values()}) == 6
 
 
+@pytest.mark.slow
 def test_batches_do_not_matter(heatmap, tmp_path):
     for number in range(3):
         write(tmp_path / f"{number}.png", np.roll(photo(), 40 * number, 1))
@@ -707,6 +709,7 @@ def test_a_foreign_folder_is_left_alone(heatmap, tmp_path):
     assert (tmp_path / "site" / "index.html").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_heatmaps_of_an_earlier_run_are_removed_and_nothing_else(heatmap, tmp_path):
     write(tmp_path / "a.png")
     write(tmp_path / "b.png")
@@ -723,6 +726,7 @@ def test_heatmaps_of_an_earlier_run_are_removed_and_nothing_else(heatmap, tmp_pa
     assert there == kept | {"notes.txt", "c_rollout.png", "comparison.png", "index.html", "manifest.json"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [["../a.png", "/a.png", "..", ".", "", "x\0y", 5, None], "a.png", None, [["a.png"]]])
 def test_a_manifest_removes_nothing_elsewhere(heatmap, tmp_path, files):
     write(tmp_path / "a.png")

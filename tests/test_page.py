@@ -453,6 +453,7 @@ def test_layers_are_in_the_order_of_the_network(visit):
 # ---- the page of scores
 
 
+@pytest.mark.slow
 def test_a_click_on_a_method_shows_its_images_and_curves(browser, tmp_path):
     def scored(said):
         return ScoredImage(said, photo(20, 30), np.zeros((20, 30), np.uint8))

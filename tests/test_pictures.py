@@ -222,6 +222,7 @@ def test_channels_above_one_are_shown_whole(tmp_path):
     assert coloured[1] == pytest.approx(coloured[0] * (1 / 4 + 1) / 2, rel=0.05)
 
 
+@pytest.mark.slow
 def test_only_sixteen_blocks_are_shown(tmp_path):
     heights = []
     for count in (1, 16, 17, 40):

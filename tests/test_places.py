@@ -79,6 +79,7 @@ def test_a_network_of_ones_own_keeps_its_weights_and_its_mode():
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "block"),
     [

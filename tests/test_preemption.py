@@ -105,6 +105,7 @@ def test_the_progress_bar_gives_the_terminal_back(monkeypatch, capsys):
     assert said.endswith("resume with: python train.py --resume runs/parts\n")
 
 
+@pytest.mark.slow
 @LIGHTNING
 def test_the_pictures_at_the_end_are_finished(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(story, "draw_outcome", once(story.draw_outcome, signal.SIGTERM))
@@ -130,6 +131,7 @@ def job(undrawn, monkeypatch):
     return undrawn
 
 
+@pytest.mark.slow
 @LIGHTNING
 def test_slurm_is_asked_to_start_the_job_again_and_the_run_goes_on(job, monkeypatch, capsys):
     (job / "runs" / "mine").mkdir(parents=True)  # somebody else's

@@ -219,6 +219,7 @@ def test_half_precision_and_autocast(images):
     torch.testing.assert_close(rounded.float(), expected, rtol=0, atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_compiles_without_graph_breaks(images, training):
     torch._dynamo.reset()

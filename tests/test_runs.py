@@ -168,6 +168,7 @@ def holder(elsewhere):
     process.communicate()
 
 
+@pytest.mark.slow
 def test_a_folder_is_free_when_its_process_is_killed_whatever_it_leaves_behind(holder):
     with pytest.raises(ValueError, match="run is being trained by another process"), alone(Path("run")):
         pass

@@ -370,6 +370,7 @@ def test_class_names_are_not_formulas(photographs):
     assert Path("runs/test_resnet_eca-photographs/confusion.png").is_file()
 
 
+@pytest.mark.slow
 def test_bad_images_are_skipped_named_and_counted(photographs, caplog):
     bad = ["train/cat/007.jpg", "train/dog/003.jpg", "val/dog/001.jpg"]
     for name in bad:
