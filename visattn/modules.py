@@ -171,6 +171,11 @@ def weightless_copy(model: nn.Module) -> nn.Module:
     return _copy(model, _stand_in)
 
 
+def zeros_copy(model: nn.Module) -> nn.Module:
+    """Copy a network in evaluation mode, with zeros on the CPU for all parameters and buffers."""
+    return _copy(model, lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))
+
+
 def _stand_in(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="meta", requires_grad=tensor.is_floating_point())
 
