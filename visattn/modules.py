@@ -177,7 +177,8 @@ def zeros_copy(model: nn.Module) -> nn.Module:
 
 
 def _stand_in(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="meta", requires_grad=tensor.is_floating_point())
+    learned = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()  # batch norm refuses it of its statistics
+    return torch.empty_like(tensor, device="meta", requires_grad=learned)
 
 
 def _copy(model: nn.Module, instead: Callable[[Tensor], Tensor]) -> nn.Module:
