@@ -1,4 +1,4 @@
-"""Safe use of networks that others are using too: modes, copies, per-thread hooks, and how networks reject images.
+"""Safe use of networks that others are using too: modes, copies, per-thread hooks, and how networks fail.
 
 A network may be in use in another thread. Whatever inspects it therefore works on a copy: its own modules, so that
 modes, hooks and anything cached in a forward pass are private, around the same tensors (:func:`sharing_copy`) or around
@@ -23,8 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
-
-from visattn.listing import times
 
 # How torch, and an older one, says that a network was exported for another number of images.
 FIXED_BATCH = re.compile(r"Guard failed: \w+\.size\(\)\[0\] == (\d+)|\.shape\[0\] to be equal to (\d+)")
@@ -102,13 +100,6 @@ def fixed_batch(error: BaseException) -> str | None:
         f"takes {count} image{'s' if count > 1 else ''} at a time, no more and no fewer: it was exported with a fixed "
         "batch (torch.export takes dynamic_shapes)"
     )
-
-
-def refusal(x: Tensor, error: Exception) -> str:
-    """Say in one line that a model does not take images, given its error; or not so many of them."""
-    if fixed := fixed_batch(error):
-        return f"the model {fixed}"
-    return f"the model does not take images of {times(x.shape[1:])} ({why_refused(error)})"
 
 
 def is_of_others(error: Exception) -> bool:

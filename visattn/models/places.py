@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from visattn.blocks import block_info
 from visattn.listing import first_few
 from visattn.models.layout import Place
+from visattn.models.refusals import failed_block
 from visattn.models.resnet import paper_places
 from visattn.models.survey import Survey, survey
 from visattn.models.wrapper import replace_slot
@@ -32,6 +33,8 @@ def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
             return survey(model, image[:1].repeat(2, *[1] * (image.ndim - 1)))
         except Exception as error:  # a network can refuse an image in any way it likes
             failure = error
+    if failure is not None and (block := failed_block(failure)) is not None:
+        raise ValueError(f"block {block!r} of the network fails ({why_refused(failure)})") from failure
     advice = "give it example= images, or other options" if example is None else "example= does not fit it"
     raise ValueError(f"the network could not be run ({failure and why_refused(failure)}): {advice}") from failure
 
