@@ -99,6 +99,12 @@ def test_bootstrap():
     assert bootstrap(np.full(5, 0.25)) == (0.25, 0.25, 0.25)
 
 
+def test_no_curves_of_an_earlier_evaluation_stay(found, tmp_path):
+    found.save(tmp_path / "out")
+    dataclasses.replace(found, curves={}).save(tmp_path / "out")
+    assert not (tmp_path / "out" / "curves.png").exists()
+
+
 def test_files(found, tmp_path):
     page = found.save(tmp_path / "out")
     assert page == tmp_path / "out" / "index.html"
