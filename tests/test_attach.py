@@ -567,6 +567,17 @@ def test_a_block_is_tried_on_a_small_map_first(only, expected):
     assert seen == expected
 
 
+@pytest.mark.parametrize("block", ["nonlocal", "axial"])
+def test_a_large_map_is_not_computed(block):
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1))
+    computed = []
+    network[1].register_forward_hook(
+        lambda module, args, output: None if output.is_meta else computed.append(output.shape)
+    )
+    visattn.attach(network, block, "2")
+    assert not computed
+
+
 def test_attach_without_numbers():
     with FakeTensorMode():
         model = visattn.attach(timm.create_model("test_resnet"), "cbam")

@@ -695,7 +695,11 @@ def test_a_folder_of_its_own_is_written_to_again_even_after_a_kill(heatmap, tmp_
     assert heatmap("--image", "a.png", "--method", "center")[0] == 0
     mark(tmp_path / "killed")
     (tmp_path / "killed" / "a_edge.png").write_bytes(b"")
-    assert heatmap("--image", "a.png", "--method", "edge", out="killed")[0] == 0
+    (tmp_path / "killed" / "b_edge.png").write_bytes(b"")
+    code, _, said = heatmap("--image", "a.png", "--method", "edge", out="killed")
+    assert code == 0
+    assert said == ["visattn: note: killed also has files that are not of this run: b_edge.png"]
+    assert heatmap("--image", "a.png", "--method", "edge")[2] == []
 
 
 def test_a_foreign_folder_is_left_alone(heatmap, tmp_path):

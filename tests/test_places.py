@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import timm
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import visattn
 from tests.training import ROOT, environment
@@ -52,6 +54,18 @@ def test_what_the_output_does_not_read_is_marked_and_refused():
     with pytest.raises(ValueError, match="does not reach the output"):
         visattn.attach(model, "se", at=last)
     assert "nothing: the output does not read it" in str(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "without"), [("test_vit", torch.device("meta")), ("coat_lite_tiny", FakeTensorMode())]
+)
+def test_what_a_network_without_numbers_reads(name, without):
+    expected = visattn.places(timm.create_model(name))
+    with without:
+        model = timm.create_model(name)
+    with without if isinstance(without, FakeTensorMode) else nullcontext():
+        assert visattn.places(model) == expected
+    assert not all(row.read for row in expected)
 
 
 def test_places_print_as_a_table():

@@ -9,6 +9,7 @@ import timm
 import torch
 import torch.fx
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import visattn
 from visattn.models.replaced import record_of
@@ -383,3 +384,9 @@ def test_replacing_calls_no_hooks():
     model.layer4[0].conv2.register_forward_hook(lambda *_: called.append(True))
     visattn.replace(model, "mhsa", at="layer4.*.conv2")
     assert not called
+
+
+def test_replace_without_numbers():
+    with FakeTensorMode():
+        model = visattn.replace(timm.create_model("test_resnet"), "mhsa", at="layer4.*.conv2")
+        assert model(torch.rand(2, 3, 64, 64)).shape == (2, 1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import stat
@@ -59,6 +58,22 @@ def check_writable(folder: str | Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise unwritable(folder, error) from error
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise `ValueError` if a file cannot be written atomically, whether there is one already or not."""
+    try:
+        if path.exists():
+            check_regular(path.stat().st_mode)
+        _partial(path).touch()
+        _partial(path).unlink()
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _partial(path: Path) -> Path:
+    """Where a file is written before it is moved into place."""
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
 def unwritable(path: str | Path, error: OSError) -> ValueError:
@@ -128,12 +143,11 @@ def read_text(path: str | Path, limit: int) -> str:
 def replacing(path: str | Path) -> Iterator[Path]:
     """Write a file atomically: yield a temporary path that replaces ``path`` on success; on error nothing changes."""
     path = Path(path)
-    if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "a device or a pipe"
-        raise OSError(errno.EEXIST, f"{str(path)!r} is {kind}, not a file that could be replaced")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = _partial(path)
     try:
+        if path.exists():
+            check_regular(path.stat().st_mode)
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
         with partial.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -143,7 +157,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
             error.errno, f"could not write {str(path)!r} ({error.strerror or error}); any earlier version is untouched"
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it was moved, or never written
+            partial.unlink()
 
 
 def to_json(content: Any) -> str:

@@ -1,4 +1,4 @@
-"""Safe use of networks that others are using too: modes, copies, per-thread hooks, and how networks reject images.
+"""Safe use of networks that others are using too: modes, copies, per-thread hooks, and how networks fail.
 
 A network may be in use in another thread. Whatever inspects it therefore works on a copy: its own modules, so that
 modes, hooks and anything cached in a forward pass are private, around the same tensors (:func:`sharing_copy`) or around
@@ -23,8 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
-
-from visattn.listing import times
 
 # How torch, and an older one, says that a network was exported for another number of images.
 FIXED_BATCH = re.compile(r"Guard failed: \w+\.size\(\)\[0\] == (\d+)|\.shape\[0\] to be equal to (\d+)")
@@ -104,13 +102,6 @@ def fixed_batch(error: BaseException) -> str | None:
     )
 
 
-def refusal(x: Tensor, error: Exception) -> str:
-    """Say in one line that a model does not take images, given its error; or not so many of them."""
-    if fixed := fixed_batch(error):
-        return f"the model {fixed}"
-    return f"the model does not take images of {times(x.shape[1:])} ({why_refused(error)})"
-
-
 def is_of_others(error: Exception) -> bool:
     """Whether neither torch nor we have raised an error, but a hook, say, or a module of the user's."""
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -171,8 +162,14 @@ def weightless_copy(model: nn.Module) -> nn.Module:
     return _copy(model, _stand_in)
 
 
+def zeros_copy(model: nn.Module) -> nn.Module:
+    """Copy a network in evaluation mode, with zeros on the CPU for all parameters and buffers."""
+    return _copy(model, lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))
+
+
 def _stand_in(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="meta", requires_grad=tensor.is_floating_point())
+    learned = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()  # batch norm refuses it of its statistics
+    return torch.empty_like(tensor, device="meta", requires_grad=learned)
 
 
 def _copy(model: nn.Module, instead: Callable[[Tensor], Tensor]) -> nn.Module:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from visattn.core.arguments import at_least_one
 from visattn.heatmaps.targets import check_order, class_names
 from visattn.missing import saying_what_to_install
-from visattn.modules import check_default_device, evaluating, refusal, sharing_copy, underlying
+from visattn.models.refusals import refusal
+from visattn.modules import check_default_device, evaluating, sharing_copy, underlying
 from visattn.opening import Picture, image_inputs, open_given
 
 if TYPE_CHECKING:

@@ -37,6 +37,26 @@ class Asking(nn.Module):
         return x + y
 
 
+class Moody(nn.Module):
+    """A block that works until it is in a network."""
+
+    fails = False
+
+    def forward(self, x):
+        """The same map."""
+        if self.fails:
+            raise KeyError("mood")
+        return x * 2
+
+
+def with_failing_block():
+    model = visattn.attach(timm.create_model("test_resnet", num_classes=3), lambda channels: Moody(), "layer1")
+    for module in model.modules():
+        if isinstance(module, Moody):
+            module.fails = True
+    return model
+
+
 def raising(error):
     def change(logits):  # noqa: ARG001
         raise error
@@ -349,5 +369,14 @@ CASES = [
         lambda: attention_heads(vit(), torch.zeros(3, 32, 32), [0], [True]),
         "a head is a number, got True",
         TypeError,
+    ),
+    *(
+        Call(f"{name}: a block that fails", do, f"block 'Moody' of the {what} fails")
+        for name, what, do in (
+            ("predict", "model", lambda: visattn.predict(with_failing_block(), IMAGES)),
+            ("explain", "model", lambda: visattn.explain(with_failing_block(), IMAGES, "gradcam")),
+            ("evaluate", "model", lambda: visattn.evaluate(with_failing_block(), IMAGES, "gradcam", "srg")),
+            ("places", "network", lambda: visattn.places(with_failing_block())),
+        )
     ),
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, progress
 from visattn.cli.tables import print_table
-from visattn.files import at_home, to_json
+from visattn.files import at_home, check_replaceable, to_json
 
 if TYPE_CHECKING:
     from visattn.cost.results import Report
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     left_out = LeftOut()
     file = None if arguments.json in (None, STDOUT) else Path(at_home(arguments.json))
     if file is not None:
-        _check_file(file)
+        check_replaceable(file)  # before an hour of measuring, not after it
     report = _measure(arguments, left_out).measured_by(_command(arguments))
     if arguments.json == STDOUT:
         print(to_json(report.content()), end="")
@@ -87,14 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
     if file is not None:
         report.save(file)
     return left_out.code if report.rows else NOTHING
-
-
-def _check_file(file: Path) -> None:
-    """Raise before an hour of measuring, not after it."""
-    if file.is_dir():
-        raise ValueError(f"--json {str(file)!r} cannot be written: it is a folder")
-    if not file.parent.is_dir():
-        raise ValueError(f"--json {str(file)!r} cannot be written: {str(file.parent)!r} is not a folder")
 
 
 def _measure(arguments: argparse.Namespace, left_out: LeftOut) -> Report[Any]:

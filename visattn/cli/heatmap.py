@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from visattn.cli.inputs import (
@@ -17,7 +18,8 @@ from visattn.cli.inputs import (
     progress,
 )
 from visattn.constants import OF, ON_SHEETS, WITH_PATCHES
-from visattn.listing import shown
+from visattn.files import printable
+from visattn.listing import first_few, shown
 
 EPILOG = f"""\
 examples:
@@ -74,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     from visattn.examination import examine
     from visattn.heatmaps import METHODS
     from visattn.heatmaps.methods.base import check_method
-    from visattn.report.folder import HeatmapFolder
+    from visattn.report.folder import HeatmapFolder, unlisted
 
     # Report mistakes in the request before computing anything.
     left_out = LeftOut()
@@ -110,6 +112,9 @@ def run(arguments: argparse.Namespace) -> int:
         return NOTHING
     some = f" (the page shows the first {ON_SHEETS})" if found.number > ON_SHEETS else ""
     print(f"{found.number} image{'s' if found.number > 1 else ''}{some}: {found.page}")
+    if others := unlisted(folder.path):
+        note = f"visattn: note: {arguments.out} also has files that are not of this run: {first_few(others, 3)}"
+        print(printable(note), file=sys.stderr)
     return left_out.code
 
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from visattn.models.refusals import refusal
 from visattn.modules import (
     check_default_device,
     fixed_batch,
     has_numbers,
     is_of_others,
-    refusal,
     timm_config,
     underlying,
     why_refused,

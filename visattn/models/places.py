@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from visattn.blocks import block_info
 from visattn.listing import first_few
 from visattn.models.layout import Place
+from visattn.models.refusals import failed_block
 from visattn.models.resnet import paper_places
 from visattn.models.survey import Survey, survey
 from visattn.models.wrapper import replace_slot
-from visattn.modules import HookOfThread, timm_config, why_refused
+from visattn.modules import HookOfThread, has_numbers, timm_config, why_refused, zeros_copy
 from visattn.registry import suggest
 
 
@@ -31,6 +33,8 @@ def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
             return survey(model, image[:1].repeat(2, *[1] * (image.ndim - 1)))
         except Exception as error:  # a network can refuse an image in any way it likes
             failure = error
+    if failure is not None and (block := failed_block(failure)) is not None:
+        raise ValueError(f"block {block!r} of the network fails ({why_refused(failure)})") from failure
     advice = "give it example= images, or other options" if example is None else "example= does not fit it"
     raise ValueError(f"the network could not be run ({failure and why_refused(failure)}): {advice}") from failure
 
@@ -124,13 +128,21 @@ def reaching_output(model: nn.Module, found: Survey, places: Sequence[Place]) ->
     """Those places whose pixels influence the output.
 
     This is in question only for networks with class tokens (before the pixels, or beside them in a tuple): of the last
-    blocks, the output may read that token alone. A copy of the network is run once, forwards and backwards.
+    blocks, the output may read that token alone. A copy of the network is run once, forwards and backwards; one without
+    numbers (on the meta device, or under ``FakeTensorMode``) with random ones.
     """
     doubtful = [place for place in places if is_doubtful([place])]
     if not doubtful:
         return list(places)
+    with unset_fake_temporarily():
+        shadow = copy.deepcopy(model).eval() if all(map(has_numbers, model.parameters())) else zeros_copy(model)
+        unread = _unread(shadow, found.input_shape[1:], doubtful)
+    return [place for place in places if place not in unread]
+
+
+def _unread(shadow: nn.Module, shape: Sequence[int], places: Sequence[Place]) -> set[Place]:
+    """Those places whose pixels have no influence on the output, by the gradients of a copy of a network."""
     outputs: dict[Place, Tensor] = {}
-    shadow = copy.deepcopy(model).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in shadow.parameters():  # a classifier may start at zero
@@ -143,10 +155,10 @@ def reaching_output(model: nn.Module, found: Survey, places: Sequence[Place]) ->
 
         return lambda _module, _args, output: replace_slot(output, place.index, own_tensor)
 
-    for place in doubtful:
+    for place in places:
         shadow.get_submodule(place.name).register_forward_hook(HookOfThread(tap(place)))
-    like = next(model.parameters())
-    image = torch.rand(1, *found.input_shape[1:], generator=generator).to(like.device, like.dtype)
+    like = next(shadow.parameters())
+    image = torch.rand(1, *shape, generator=generator).to(like.device, like.dtype)
     with torch.enable_grad():
         result = shadow(image.requires_grad_())
         while not isinstance(result, Tensor):
@@ -154,9 +166,8 @@ def reaching_output(model: nn.Module, found: Survey, places: Sequence[Place]) ->
         if not result.requires_grad:
             raise ValueError("what reaches the output cannot be seen: the network computes without gradients (no_grad)")
         gradients = torch.autograd.grad(result.square().sum(), list(outputs.values()), allow_unused=True)
-    dead = {
+    return {
         place
         for place, gradient in zip(outputs, gradients, strict=True)
         if gradient is None or not gradient[:, place.layout.prefix :].any()
     }
-    return [place for place in places if place not in dead]

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -26,7 +25,7 @@ from visattn.models.replaced import RECORD, Replaced, record_of, replacements
 from visattn.models.resnet import behind_convolution
 from visattn.models.wrapper import plain_name
 from visattn.models.wrapping import attachments, exchange
-from visattn.modules import check_default_device
+from visattn.modules import check_default_device, weightless_copy
 from visattn.registry import suggest
 
 COMPLETE = ("cot", "sk", "splat")  # blocks that end with a norm and an activation: a unit has no others behind them
@@ -135,8 +134,8 @@ def _problem(convolution: nn.Conv2d) -> str | None:
     if stride != other:
         return f"has a stride of {convolution.stride}: a block has one stride for rows and columns"
     with torch.no_grad():
-        dry = copy.deepcopy(convolution).to("meta")
-        probe = torch.empty(1, dry.in_channels, *PROBE, device="meta", dtype=dry.weight.dtype)
+        dry: Any = weightless_copy(convolution)
+        probe = dry.weight.new_empty(1, dry.in_channels, *PROBE)
         size = dry.forward(probe).shape[2:]  # without anybody's hooks
     if size != tuple(-(-side // stride) for side in PROBE):
         return f"has a padding of {convolution.padding}, which changes the size of the map as no block does"

@@ -8,7 +8,6 @@ attributes, items and the keys of ``state_dict`` are the module's own. The keys 
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -77,13 +76,6 @@ class Attached(nn.Module):
     def extra_repr(self) -> str:
         """Layout, for print(model)."""
         return str(self.place.layout)
-
-
-def failed_block(error: BaseException) -> Attached | None:
-    """The attached block inside which an error was raised, if it was one."""
-    passed = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    attached = [each for each in passed if isinstance(each, Attached)]
-    return next((each for each in reversed(attached) if any(each.block is other for other in passed)), None)
 
 
 def replace_slot(output: Any, index: int | None, change: Callable[[Tensor], Tensor]) -> Any:

@@ -95,15 +95,25 @@ def make_folder(path: Path, manifest: str, maker: str) -> None:
 
 def remove_earlier(folder: Path) -> None:
     """Remove the files that the manifest of an earlier run lists, and nothing else."""
-    said = read_manifest(folder / MANIFEST)
-    if said.get("made_by") != MAKER:
-        return
-    images = said.get("images")
-    lists = [said.get("sheets"), [said.get("page")], *(each.get("files") for each in _dictionaries(images))]
-    for name in (name for names in lists if isinstance(names, list) for name in names):
-        if isinstance(name, str) and name == Path(name).name and "\0" not in name:  # not in another folder
+    for name in _listed(folder):
+        if name == Path(name).name and "\0" not in name:  # not in another folder
             with suppress(OSError):
                 (folder / name).unlink(missing_ok=True)
+
+
+def unlisted(folder: Path) -> list[str]:
+    """The files of a folder that its manifest does not list, such as those of a run that was killed."""
+    return sorted({entry.name for entry in folder.iterdir()} - {MANIFEST, *_listed(folder)})
+
+
+def _listed(folder: Path) -> list[str]:
+    """The files that the manifest of a folder lists, if it is one of ours."""
+    said = read_manifest(folder / MANIFEST)
+    if said.get("made_by") != MAKER:
+        return []
+    images = said.get("images")
+    lists = [said.get("sheets"), [said.get("page")], *(each.get("files") for each in _dictionaries(images))]
+    return [name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)]
 
 
 def _dictionaries(values: Any) -> list[dict[str, Any]]:

@@ -14,7 +14,8 @@ from visattn.core.arguments import at_least_one
 from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.inputs import as_batch, inspectable
 from visattn.heatmaps.targets import Class, class_names, resolve
-from visattn.modules import refusal, sharing_copy, why_refused
+from visattn.models.refusals import refusal
+from visattn.modules import sharing_copy, why_refused
 from visattn.scoring.fills import Filler
 from visattn.scoring.ranking import Removal
 

@@ -167,6 +167,7 @@ class Evaluation:
             writer = csv.DictWriter(stream, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+        (path / "curves.png").unlink(missing_ok=True)  # of an earlier evaluation; this one may have none
         title = f"Are the heatmaps of {self.model} true?"
         if self.curves:
             draw_score_curves(path / "curves.png", {method: self.curves[method] for method in self.ranked}, title)

@@ -21,10 +21,10 @@ from visattn.listing import shown, times
 from visattn.models import create_model
 from visattn.models.attach import Init
 from visattn.models.names import model_config
+from visattn.models.refusals import failed_block
 from visattn.models.saving.card import CARD, check_card
 from visattn.models.saving.description import describe
 from visattn.models.survey import dry_run
-from visattn.models.wrapper import failed_block
 from visattn.training.classifier import Classifier, ShardedClassifier
 from visattn.training.optimisation import check_optimizer
 from visattn.training.settings import Settings
@@ -128,9 +128,9 @@ def _check_fits(model: nn.Module, settings: Settings, source: AnySource) -> None
             output: Any = dry_run(model, (2, *size), lambda copy, images: copy(images))
     except (Exception, SystemExit) as error:  # a network can raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        if (attached := failed_block(error)) is not None:
+        if (block := failed_block(error)) is not None:
             where = f"in {settings.model!r} on images of {times(size)}"
-            raise ValueError(f"block {attached.name!r} fails {where}: {reason}") from error
+            raise ValueError(f"block {block!r} fails {where}: {reason}") from error
         raise ValueError(f"{settings.model!r} does not take images of {times(size)}: {reason}") from error
     if not isinstance(output, Tensor) or tuple(output.shape) != (2, len(source.classes)):
         given = times(output.shape[1:]) if isinstance(output, Tensor) else f"a {type(output).__name__}"
