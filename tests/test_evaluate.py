@@ -288,6 +288,16 @@ def test_the_same_from_python(photographs):
     assert [each["name"] for each in content["images"]] == ["photographs/0.png", "photographs/3.png"]
 
 
+def test_an_image_that_is_named_twice_counts_once(photographs):
+    (photographs / "again").symlink_to("photographs")
+    (photographs / "hard.png").hardlink_to(photographs / "photographs" / "0.png")
+    data = ["photographs", "photographs", "again", "photographs/1.png", "hard.png"]
+    found = visattn.evaluate("model", data, "gradcam", "srg", steps=2)
+    assert found.names == tuple(f"photographs/{number}.png" for number in range(4))
+    assert len(visattn.examine("model", ["photographs/0.png", "hard.png"], "gradcam").findings) == 1
+    assert len(visattn.predict("model", ["photographs/0.png", "hard.png"])) == 2  # an answer for everything in a list
+
+
 @pytest.mark.slow
 def test_balanced_gradients_are_scored(photographs):
     torch.manual_seed(0)

@@ -28,41 +28,47 @@ def find_images(given: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str
     images: dict[str, str] = {}
     missing: list[tuple[str, str]] = []
     for each in map(str, given):
-        if not each:
-            missing.append(("an image", "its name is empty"))
-        elif os.path.isdir(each):
-            found = search(each)
-            if not found.images and not found.problems:
-                missing.append((each, f"no images in this folder ({', '.join(sorted(EXTENSIONS))})"))
-            missing += found.problems.items()
-            for one, path in found.images.items():
-                images.setdefault(one, path)
-        elif not os.path.exists(each):
-            missing.append((each, "no such file or folder"))
-        else:
-            images.setdefault(identity(os.path.realpath(each), os.stat(each)), each)
+        found, problems = _find(each)
+        images |= {one: path for one, path in found.items() if one not in images}
+        missing += problems
     return list(map(Path, images.values())), missing
 
 
+def _find(given: str) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """The files that a file or folder stands for, by what all names of a file share; and what is missing."""
+    if not given:
+        return {}, [("an image", "its name is empty")]
+    if os.path.isdir(given):
+        found = search(given)
+        if not found.images and not found.problems:
+            return {}, [(given, f"no images in this folder ({', '.join(sorted(EXTENSIONS))})")]
+        return found.images, list(found.problems.items())
+    if not os.path.exists(given):
+        return {}, [(given, "no such file or folder")]
+    return {identity(os.path.realpath(given), os.stat(given)): given}, []
+
+
 def gather(given: Any, leave_out: Callable[[str, str], None]) -> list[Path | NDArray[np.uint8]]:
-    """Collect the paths of files, and images in memory as RGB.
+    """Collect the paths of files, each once, and images in memory as RGB.
 
     Args:
         given: a file, a folder, an image in memory, or a list of these.
         leave_out: called with what is missing and the reason.
     """
-    found: list[Path | NDArray[np.uint8]] = []
+    gathered: list[Path | NDArray[np.uint8]] = []
+    known: set[str] = set()
     if isinstance(given, list | tuple) and not given:
         raise ValueError("there are no images: the list is empty")
     for each in given if isinstance(given, list | tuple) else [given]:
         if isinstance(each, str | PathLike):
-            paths, missing = find_images([str(each)])
+            found, missing = _find(str(each))
             for what, why in missing:
                 leave_out(what, why)
-            found += paths
+            gathered += [Path(path) for one, path in found.items() if one not in known]
+            known |= found.keys()
         else:
-            found.append(as_rgb(each))
-    return found
+            gathered.append(as_rgb(each))
+    return gathered
 
 
 def read_batches(
