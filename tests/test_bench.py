@@ -394,7 +394,15 @@ def test_a_report_prints_as_a_table(tmp_path):
     assert "median [quartiles]" in caption
     assert found.command.startswith("visattn.cost.bench_blocks(blocks='se,eca'")
     found.save(tmp_path / "found.json")
+    found.save(tmp_path / "found.json")  # its own file may be replaced
     check_content(json.loads((tmp_path / "found.json").read_text()), "blocks")
+
+
+def test_a_report_replaces_no_file_of_others(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"notes.txt' was not written by visattn bench: name another file"):
+        bench_blocks("se", "2x16x4x4", mode="eval", repeats=1).save(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_threads_and_random_numbers_are_left_alone():

@@ -71,6 +71,12 @@ def check_replaceable(path: Path) -> None:
         raise unwritable(path, error) from error
 
 
+def check_own(path: Path, maker: str) -> None:
+    """Raise `ValueError` if there is a file that somebody else wrote; an empty one has nothing to lose."""
+    if path.is_file() and path.stat().st_size and made_by(path) != maker:
+        raise ValueError(f"{str(path)!r} was not written by {maker}: name another file")
+
+
 def _partial(path: Path) -> Path:
     """Where a file is written before it is moved into place."""
     return path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, progress
 from visattn.cli.tables import print_table
-from visattn.files import at_home, check_replaceable, to_json
+from visattn.files import at_home, check_own, check_replaceable, to_json
 
 if TYPE_CHECKING:
     from visattn.cost.results import Report
@@ -77,8 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
     left_out = LeftOut()
     file = None if arguments.json in (None, STDOUT) else Path(at_home(arguments.json))
-    if file is not None:
-        check_replaceable(file)  # before an hour of measuring, not after it
+    if file is not None:  # before an hour of measuring, not after it
+        from visattn.cost.results import MAKER
+
+        check_replaceable(file)
+        check_own(file, MAKER)
     report = _measure(arguments, left_out).measured_by(_command(arguments))
     if arguments.json == STDOUT:
         print(to_json(report.content()), end="")

@@ -17,7 +17,7 @@ import torch
 
 from visattn import __version__
 from visattn.cost.contest import why_left_out
-from visattn.files import write_json
+from visattn.files import check_own, write_json
 from visattn.tables import Table, as_text
 
 MAKER = "visattn bench"  # as it says
@@ -76,7 +76,8 @@ class Report(Generic[Row]):
         }
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write a JSON file."""
+        """Write a JSON file; one that was not written by this function is not replaced."""
+        check_own(Path(path), MAKER)
         write_json(Path(path), self.content())
 
     def measured_by(self, command: str) -> Report[Row]:
