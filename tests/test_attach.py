@@ -582,3 +582,19 @@ def test_attach_without_numbers():
     with FakeTensorMode():
         model = visattn.attach(timm.create_model("test_resnet"), "cbam")
         assert model(torch.rand(2, 3, 64, 64)).shape == (2, 1000)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("name", "at"), [("test_vit", "blocks.[0-3]"), ("test_resnet", "layer?.0.bn2")])
+def test_a_block_has_the_precision_of_the_map_and_not_of_the_layer(name, at, dtype):
+    """The norms of a network in half precision are often kept in single precision."""
+    model, images = model_and_images(name)
+    model.to(dtype)
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm | nn.BatchNorm2d):
+            module.float()
+    images = images.to(dtype)
+    before = model(images)
+    visattn.attach(model, "se", at=at)
+    assert torch.equal(model(images), before)
+    assert {each.dtype for block in visattn.attachments(model).values() for each in block.parameters()} == {dtype}

@@ -188,33 +188,33 @@ def _attached(
     image: ImageShape | None,
 ) -> Attached:
     near = next(chain(model.get_submodule(place.name).parameters(), model.parameters()), torch.empty(()))
-    channels = place.layout.channels
+    channels, dtype = place.layout.channels, place.dtype or near.dtype
     if isinstance(block, str):
         for option in PLACEMENT:
             if option in options:
                 raise TypeError(f"a block has the {option} of the network that it is put into: leave {option}= out")
-        built = create_block(block, channels, device=near.device, dtype=near.dtype, **options)
+        built = create_block(block, channels, device=near.device, dtype=dtype, **options)
     else:
         built = block(channels, **options)
         check_built("this block", built)
-        built.to(near.device, near.dtype)
+        built.to(near.device, dtype)
     built.train(model.training)
     gain = None
     if init == "identity":
         # Behind a gain of zero, a block that starts as the identity by itself would never learn: its own gradient and
         # the gain's would both stay zero. Such a block gets a gain of one.
-        start = 1.0 if has_numbers(near) and _is_identity(built, place, near) else 0.0
-        gain = torch.full((1,), start, device=near.device, dtype=near.dtype)
+        start = 1.0 if has_numbers(near) and _is_identity(built, place, near.device, dtype) else 0.0
+        gain = torch.full((1,), start, device=near.device, dtype=dtype)
     name = block if isinstance(block, str) else None
     return Attached(built, place, gain, image=image, name=name, options=options)
 
 
-def _is_identity(block: nn.Module, place: Place, like: Tensor) -> bool:
+def _is_identity(block: nn.Module, place: Place, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a block returns the map that it is given, tried on a small one if it takes any size."""
     small = (min(place.size[0], SMALL), min(place.size[1], SMALL))
     for size in dict.fromkeys((small, place.size)):
         probe = torch.randn(2, place.layout.channels, *size, generator=torch.Generator().manual_seed(0))
-        probe = probe.to(like.device, like.dtype)
+        probe = probe.to(device, dtype)
         given = probe.clone()
         try:
             with torch.no_grad(), evaluating(block):

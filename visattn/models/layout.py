@@ -62,6 +62,7 @@ class Place:
         size: its height and width,
         image: for images of this height and width,
         index: its position, if the output is a tuple or list.
+        dtype: of the map, if it is known; norms in single precision, say, give out what they are given.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Place:
     size: tuple[int, int]
     image: tuple[int, int]
     index: int | None = None
+    dtype: torch.dtype | None = None
 
 
 def in_format_of(x: Tensor, y: Tensor) -> Tensor:

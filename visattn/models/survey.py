@@ -44,6 +44,7 @@ class Visit:
     shape: tuple[int, ...]
     layout: Layout
     index: int | None  # position in the output if that is a tuple or list
+    dtype: torch.dtype
     residual: bool
 
 
@@ -73,7 +74,7 @@ class Survey:
                 continue
             image = (self.input_shape[-2], self.input_shape[-1])
             size = visit.layout.size(visit.shape, image)
-            found[visit.name] = Place(visit.name, visit.layout, size, image, visit.index)
+            found[visit.name] = Place(visit.name, visit.layout, size, image, visit.index, visit.dtype)
         return found
 
     def blocks(self) -> list[str]:
@@ -223,7 +224,8 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
                     continue
                 residual = inputs is not None and inputs.shape == value.shape and _runs_around(value, inputs)
                 position = index if several else None
-                result.visits.append(Visit(name, modules[name], tuple(value.shape), layout, position, residual))
+                shape, dtype = tuple(value.shape), value.dtype
+                result.visits.append(Visit(name, modules[name], shape, layout, position, dtype, residual))
                 return
 
         return hook
