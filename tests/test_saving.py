@@ -43,6 +43,14 @@ def reset():
     return model
 
 
+def mixed(model):
+    """Half precision, but for the norms."""
+    for module in model.bfloat16().modules():
+        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+            module.float()
+    return model
+
+
 MODELS = {
     "by name": lambda: visattn.create_model("test_resnet_cbam", num_classes=5),
     "by name in timm": lambda: timm.create_model("resnet18_se", num_classes=5),
@@ -64,6 +72,8 @@ MODELS = {
     "feature maps": lambda: visattn.create_model("test_resnet_se", features_only=True),
     "another classifier": reset,
     "half precision": lambda: visattn.create_model("test_resnet_se", num_classes=5).bfloat16(),
+    "mixed precision": lambda: visattn.attach(mixed(timm.create_model("test_resnet", num_classes=5)), "se"),
+    "mixed precision, tokens": lambda: mixed(visattn.create_model("test_vit_local", num_classes=5)),
     "channels-last": lambda: visattn.create_model("test_resnet_se").to(memory_format=torch.channels_last),
     "synchronised batch norm": lambda: nn.SyncBatchNorm.convert_sync_batchnorm(visattn.create_model("test_resnet_se")),
 }
@@ -88,7 +98,9 @@ def test_saved_models_come_back(name, tmp_path):
     else:
         assert torch.equal(ours, theirs)
     assert list(visattn.attachments(loaded)) == list(visattn.attachments(model))
-    assert list(loaded.state_dict()) == list(model.state_dict())
+    kinds = {key: value.dtype for key, value in model.state_dict().items()}
+    assert {key: value.dtype for key, value in loaded.state_dict().items()} == kinds
+    assert list(loaded.state_dict()) == list(kinds)
     written = [entry["at"] for entry in card["attachments"] if "block" in entry]
     assert written == [place.partition("#")[0] for place in visattn.attachments(model)]
     again, _ = visattn.load_model(visattn.save_model(loaded, tmp_path / "again"))
@@ -162,6 +174,15 @@ def test_weights_of_a_model_that_was_blended_in(tmp_path):
     save_file(model.state_dict(), tmp_path / "mine.safetensors")
     x = torch.rand(1, 3, 64, 64)
     assert torch.equal(open_trained("test_resnet_cbam", str(tmp_path / "mine.safetensors")).model(x), model(x))
+
+
+def test_weights_of_mixed_precision_without_a_card_run_in_single_precision(tmp_path):
+    model = shuffled(timm.create_model("test_resnet", num_classes=3))
+    state = {key: value.half() if key.endswith("conv1.weight") else value for key, value in model.state_dict().items()}
+    save_file(state, tmp_path / "mine.safetensors")
+    x = torch.rand(1, 3, 64, 64)
+    opened = open_trained("test_resnet", str(tmp_path / "mine.safetensors")).model
+    torch.testing.assert_close(opened(x), model(x), rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from visattn.modules import evaluating, uncompiled
 
 
 def rebuild(card: Mapping[str, Any], weights: Mapping[str, Tensor], source: str | Path) -> nn.Module:
-    """The model of a card with exactly these weights, in evaluation mode.
+    """The model of a card with exactly these weights, each in the precision that it has, in evaluation mode.
 
     It is built without storage first, so that a card that does not belong to the weights costs no memory.
     """
@@ -32,11 +33,14 @@ def rebuild(card: Mapping[str, Any], weights: Mapping[str, Tensor], source: str 
     with torch.device("meta"), _no_more_parameters_than(2 * len(weights) + 1000, source):
         sketch = _built(card, source)
     _check_fit(sketch, weights, card, source)
-    kinds = {value.dtype for value in weights.values() if value.is_floating_point()}
+    kinds = Counter(value.dtype for value in weights.values() if value.is_floating_point())
     with torch.inference_mode(False):  # weights made in inference mode could never be trained
         model = _built(card, source)
-        if len(kinds) == 1:
-            model.to(kinds.pop())
+        for kind, _ in kinds.most_common(1):
+            model.to(kind)  # also buffers that are not among the weights
+        for key, value in model.state_dict(keep_vars=True).items():
+            if value.is_floating_point():
+                value.data = value.data.to(weights[key].dtype)
     try:
         model.load_state_dict(dict(weights))
     except Exception as error:  # tensors of odd kinds: sparse, quantised, without storage

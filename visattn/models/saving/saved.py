@@ -182,7 +182,7 @@ def open_trained(name: str | None, weights: str | None) -> Trained:
     if card is None:
         if name is None:
             raise ValueError(f"{weights!r} does not say what model it is of: name the model as well")
-        card = check_card(_guessed_card(name, state), path)
+        card, state = check_card(_guessed_card(name, state), path), _in_one_precision(state)
     check_plugins(card, path)
     if name is not None and _base_and_attention(title(card)) != _base_and_attention(name):
         raise ValueError(f"{weights!r} is of {title(card)}, not of {name!r}")
@@ -202,6 +202,13 @@ def _guessed_card(name: str, weights: Mapping[str, Tensor]) -> dict[str, Any]:
             **({"num_classes": number} if number is not None else {}),
         }
     }
+
+
+def _in_one_precision(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Weights that nobody has seen run in the mixture of precisions that they are in, in single precision."""
+    if len({value.dtype for value in weights.values() if value.is_floating_point()}) < 2:
+        return weights
+    return {key: value.float() if value.is_floating_point() else value for key, value in weights.items()}
 
 
 def _pretrained(name: str) -> nn.Module:
