@@ -161,6 +161,31 @@ def test_what_could_not_be_built_again_is_refused(build, message, tmp_path):
     assert not (tmp_path / "mine").exists()
 
 
+def by_hand(name, change):
+    model = visattn.create_model(name)
+    change(model)
+    return model
+
+
+CHANGES = {
+    "an activation": ("test_resnet", lambda model: setattr(model.layer1[0], "act1", nn.GELU())),
+    "padding": ("test_resnet", lambda model: setattr(model.layer1[0].conv1, "padding_mode", "reflect")),
+    "before a layer scale": ("test_convnext", lambda model: setattr(model.stages[0].blocks[0].mlp, "act", nn.ReLU())),
+    "in a block": ("test_resnet", lambda m: setattr(visattn.attach(m, "ge").layer1[0].visattn[0].block, "extent", 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_that_hides_behind_zeros_is_refused(name, dtype, tmp_path):
+    """Fresh residual branches end in a norm of weight zero, so that nothing of what is in them reaches the output."""
+    model = by_hand(*CHANGES[name]).to(dtype)
+    kept = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match="computes something else"):
+        visattn.save_model(model, tmp_path / "mine")
+    assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items())
+
+
 def test_arguments_that_cannot_be_seen_are_given(tmp_path):
     model = shuffled(timm.create_model("test_resnet", global_pool="max"))
     loaded, _ = visattn.load_model(visattn.save_model(model, tmp_path, arguments={"global_pool": "max"}))

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+CLOSE_TO_ZERO = 0.01  # a layer scale may begin with less
 # How torch, and an older one, says that a network was exported for another number of images.
 FIXED_BATCH = re.compile(r"Guard failed: \w+\.size\(\)\[0\] == (\d+)|\.shape\[0\] to be equal to (\d+)")
 
@@ -165,6 +166,23 @@ def weightless_copy(model: nn.Module) -> nn.Module:
 def zeros_copy(model: nn.Module) -> nn.Module:
     """Copy a network in evaluation mode, with zeros on the CPU for all parameters and buffers."""
     return _copy(model, lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))
+
+
+def revealing_copy(model: nn.Module) -> nn.Module:
+    """Copy a network in evaluation mode, with random numbers for parameters close to zero, behind which nothing shows.
+
+    The numbers depend on the shape of a parameter alone; all other tensors are shared.
+    """
+    return _copy(model, _not_zero)
+
+
+def _not_zero(tensor: Tensor) -> Tensor:
+    learned = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
+    if not learned or (tensor.abs() > CLOSE_TO_ZERO).any():
+        return tensor
+    inputs = tensor.numel() / max((1, *tensor.shape[:1]))
+    noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)) / (2 * inputs**0.5)
+    return torch.empty_like(tensor, requires_grad=False).copy_(noise)
 
 
 def _stand_in(tensor: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from visattn.listing import first_few, shown, times
 from visattn.models.places import example_images
 from visattn.models.plugins import changed_plugins, check_plugins
 from visattn.models.saving.description import build
-from visattn.modules import evaluating, uncompiled
+from visattn.modules import evaluating, revealing_copy, uncompiled
 
 
 def rebuild(card: Mapping[str, Any], weights: Mapping[str, Tensor], source: str | Path) -> nn.Module:
@@ -122,7 +122,7 @@ def _shape(tensor: Tensor) -> str:
 
 
 def check_equal(model: nn.Module, other: nn.Module) -> None:
-    """Raise if a rebuilt model computes something else."""
+    """Raise if a rebuilt model computes something else, or would if none of its parameters were zero."""
     other.to(next(model.parameters()).device)
     if any(_is_channels_last(parameter) for parameter in model.parameters()):
         other.to(memory_format=torch.channels_last)
@@ -132,7 +132,8 @@ def check_equal(model: nn.Module, other: nn.Module) -> None:
                 ours = tree_leaves(model(image))
             except Exception:  # a network can refuse an image in any way it likes
                 continue
-            theirs = tree_leaves(other(image))
+            ours += tree_leaves(revealing_copy(model)(image))
+            theirs = tree_leaves((other(image), revealing_copy(other)(image)))
         if len(ours) == len(theirs) and all(map(_same, ours, theirs)):
             return
         break
