@@ -186,6 +186,25 @@ def test_a_change_that_hides_behind_zeros_is_refused(name, dtype, tmp_path):
     assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items())
 
 
+NOT_OURS = "model.json' is not the card of a model, and would be overwritten: name another folder"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("model.json", "{}", NOT_OURS),
+        ("model.json", "[1]", NOT_OURS),
+        ("model.json", "my notes", NOT_OURS),
+        ("model.safetensors", "x", r"model.safetensors' has no model.json beside it, and would be overwritten"),
+    ],
+)
+def test_files_of_others_are_not_overwritten(file, content, message, tmp_path):
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        visattn.save_model(visattn.create_model("test_resnet_se"), tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(file, content)]
+
+
 def test_arguments_that_cannot_be_seen_are_given(tmp_path):
     model = shuffled(timm.create_model("test_resnet", global_pool="max"))
     loaded, _ = visattn.load_model(visattn.save_model(model, tmp_path, arguments={"global_pool": "max"}))

@@ -65,7 +65,7 @@ def save_model(
 
     Args:
         model: from :func:`visattn.create_model` or ``timm.create_model``.
-        folder: where to write it.
+        folder: where to write it; a model that is saved there is replaced, files of others are not.
         classes: names of the classes.
         arguments: those of ``timm.create_model`` that cannot be read off the model (``global_pool``) or matter only for
             further training (``drop_path_rate``); a model from :func:`visattn.create_model` knows its own.
@@ -87,6 +87,7 @@ def save_model(
         raise ValueError("the model is on the meta device, where weights have no values")
     if arguments is not None and not isinstance(arguments, Mapping):
         raise TypeError(f"arguments are those of timm.create_model by name, got {arguments!r}")
+    _check_own(folder)
     card = describe(model, arguments)
     card["input"] = _input(model, card["model"])
     if classes is not None:
@@ -95,6 +96,20 @@ def save_model(
     check_equal(model, other)
     write_model(folder, model.state_dict(), card)
     return folder
+
+
+def _check_own(folder: Path) -> None:
+    """Raise if a folder has files of these names that do not belong to a model of ours."""
+    card, weights = folder / CARD, folder / WEIGHTS
+    if card.exists():
+        try:
+            read_card(card)
+        except ValueError:
+            raise ValueError(
+                f"{str(card)!r} is not the card of a model, and would be overwritten: name another folder"
+            ) from None
+    elif weights.exists():
+        raise ValueError(f"{str(weights)!r} has no {CARD} beside it, and would be overwritten: name another folder")
 
 
 def _names(classes: Sequence[str], number: int | None) -> list[str]:
