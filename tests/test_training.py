@@ -24,8 +24,10 @@ from tests.test_data import write_images
 from tests.tiers import mostly_slow
 from tests.training import SCRIPT, TINY, assert_same_weights, checkpoint, environment
 from visattn.cli.train import main
-from visattn.models import load_model
+from visattn.models import attachments, create_model, load_model
+from visattn.models.saving.description import describe
 from visattn.models.saving.saved import write_model
+from visattn.training.building import create_classifier, create_source
 from visattn.training.checkpoints import load_checkpoint
 from visattn.training.fitting import said_once
 from visattn.training.settings import Settings
@@ -241,8 +243,6 @@ def test_a_compiled_model_trains_and_is_filmed(elsewhere):
 def test_a_frozen_backbone_stays_as_it_was(undrawn):
     run("--name", "frozen", "--freeze-backbone", "--lr", "0.1", "--seed", "1")
     trained = load_file(undrawn / "runs" / "frozen" / "model.safetensors")
-    from visattn.training.building import create_classifier, create_source
-
     settings = Settings(model="test_resnet", attn="eca", seed=1)
     start = create_classifier(settings, create_source(settings)).model.state_dict()
     changed = {key for key in start if not torch.equal(start[key], trained[key])}
@@ -495,6 +495,17 @@ def test_a_thread_that_cannot_write_says_so_once(tmp_path):
     """Unless it keeps silent itself, pytest warns."""
     with pytest.raises(OSError, match="File too large"), said_once():
         EventFileWriter(str(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "gains"), [("test_resnet_se", {True}), ("resnet18_sk", set())])
+def test_a_resumed_model_starts_as_the_one_in_the_checkpoint(name, gains):
+    """It began with pretrained weights; these are not needed any more, but the gains that came with them are."""
+    settings = Settings(model=name, pretrained=True)
+    source = create_source(settings)
+    model = create_model(name, init="identity" if gains else None, num_classes=len(source.classes))
+    again = create_classifier(settings, source, describe(model)).model
+    assert {each.gain is not None for each in attachments(again).values()} == gains
+    assert again.state_dict().keys() == model.state_dict().keys()
 
 
 def test_pretrained_weights_without_a_network_are_explained(capsys, monkeypatch):

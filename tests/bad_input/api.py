@@ -230,6 +230,20 @@ CASES = [
         for value in (None, 5, b"resnet18")
     ),
     Call("attention of no type", create("resnet18", attn=3), "unknown attention 3"),
+    *(
+        Call(
+            f"{name} that starts as the identity",
+            create(name, init="identity"),
+            f"init='identity' does not apply to {attention!r} in {base!r}",
+        )
+        for name, attention, base in (
+            ("resnet18_halo", "halo", "resnet18"),
+            ("glimpse_resnet18_sk", "sk", "resnet18"),
+            ("test_vit_cosine", "cosine", "test_vit"),
+        )
+    ),
+    Call("patch attention as in its paper", create("test_vit_cosine", init="paper"), "it takes the place of attention"),
+    Call("a start of nothing", create("test_resnet", init="paper"), "init='paper' is given, but 'test_resnet'"),
     Call(
         "a model's unknown start",
         create("test_resnet", attn="se", init="zero"),

@@ -47,8 +47,11 @@ CASES = [
     Command("bench --json nowhere/x.json", "cannot write to 'nowhere/x.json' (No such file or directory)"),
     Command("bench --json photos", "cannot write to 'photos' (a folder, not a file)"),
     Command("bench --json /dev/full", "cannot write to '/dev/full' (a device, not a file)"),
-    Command("bench --blocks se --shape 2x8x4x4 --json model/model.json", "'model/model.json' was not written by visattn bench: name another file"),
-    Command("bench --blocks se --shape 2x8x4x4 --json a.png", "'a.png' was not written by visattn bench: name another file"),
+    Command(
+        "bench --blocks se --shape 2x8x4x4 --json model/model.json",
+        "model.json' was not written by",
+    ),
+    Command("bench --blocks se --shape 2x8x4x4 --json a.png", "'a.png' was not written by visattn bench"),
     Command("bench --json " + "a" * 250, "(File name too long)"),
     Call("bench_blocks: a block", lambda: bench_blocks(3), "blocks is text such as 'a,b'", TypeError),
     Call("bench_blocks: a shape", lambda: bench_blocks("se", [(2, 8, 4)]), "a shape is batch x channels"),

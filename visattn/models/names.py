@@ -128,7 +128,7 @@ def create_model(
         attn: a block, or a patch attention for vision transformers; see :func:`attentions`.
         pretrained: load the backbone's weights.
         init: how the block starts, as in :func:`visattn.attach`; by default ``"identity"`` with pretrained weights and
-            ``"paper"`` without.
+            ``"paper"`` without. A block in the place of convolutions cannot start as the identity.
         attn_options: for the block.
         **timm_kwargs: for ``timm.create_model``; for a ``glimpse_`` model also ``glimpses``, ``glimpse_size`` (the
             backbone's own size unless given) and the options of :class:`~visattn.hard.scout.Scout`.
@@ -151,6 +151,8 @@ def create_model(
         raise ValueError(f"unknown attention {attn!r}: {suggest(attn, attentions())}")
     if attn is None and attn_options:
         raise ValueError(f"attn_options are given, but {full_name!r} names no attention")
+    if attn is None and init is not None:
+        raise ValueError(f"init={init!r} is given, but {full_name!r} names no attention")
     model_config(name)  # raises if there are no such weights
     model = _backbone(name, pretrained, timm_kwargs)
     _remember(model, name, timm_kwargs)
@@ -162,9 +164,13 @@ def create_model(
         config["architecture"] = f"{name.partition('.')[0]}_{attn}"
     options = dict(attn_options or {})
     if attn in PATCH_ATTENTION:
+        if init is not None:
+            raise ValueError(_no_start(init, attn, name, "attention, and its weights"))
         return swap_attention(model, **{**PATCH_ATTENTION[attn], **options})
     found = survey_places(model)
     if replaced := paper_replacements(model, found, attn):
+        if init == "identity":
+            raise ValueError(_no_start(init, attn, name, "convolutions"))
         return replace_at(model, attn, {name: {**settings, **options} for name, settings in replaced.items()})
     places = usual_places(model, found, attn)
     chosen_options = {place: {**settings, **options} for place, settings in places.items()}
@@ -177,6 +183,10 @@ def create_model(
         entry=found.entry,
         init=init or ("identity" if pretrained else "paper"),
     )
+
+
+def _no_start(init: Init, attn: str, name: str, what: str) -> str:
+    return f"init={init!r} does not apply to {attn!r} in {name!r}: it takes the place of {what}"
 
 
 def _backbone(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> nn.Module:

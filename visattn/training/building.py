@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,7 @@ from visattn.data.readers import Split
 from visattn.data.sources import AnySource, open_source
 from visattn.listing import shown, times
 from visattn.models import create_model
-from visattn.models.attach import Init
-from visattn.models.names import model_config
+from visattn.models.names import model_config, split_name
 from visattn.models.refusals import failed_block
 from visattn.models.saving.card import CARD, check_card
 from visattn.models.saving.description import describe
@@ -84,27 +84,29 @@ def model_arguments(settings: Settings, source: AnySource) -> dict[str, Any]:
     }
 
 
-def create_classifier(settings: Settings, source: AnySource, *, resumed: bool = False) -> Classifier:
+def create_classifier(settings: Settings, source: AnySource, known: Mapping[str, Any] | None = None) -> Classifier:
     """Create the model inside its Lightning module; the same seed gives the same weights.
 
     Args:
         settings: settings of the run.
         source: data whose classes the model predicts.
-        resumed: a checkpoint will be loaded, so pretrained weights are not needed.
+        known: the card of a checkpoint that will be loaded: the model starts as there, without pretrained weights.
     """
     check_optimizer(settings.optimizer)
     seed_everything(settings.seed, verbose=False)
     arguments = model_arguments(settings, source)
-    if resumed:  # the settings may come from a stranger's folder: take weights from nowhere else
+    if known:  # the settings may come from a stranger's folder: take weights from nowhere else
         arguments = {key: value for key, value in arguments.items() if key not in ("checkpoint_path", "cache_dir")}
-    init: Init = "identity" if settings.pretrained else "paper"
+        attention = settings.attn or split_name(settings.model)[1]
+        starts = {each.get("block"): each.get("init") for each in known.get("attachments", ())}
+        arguments |= {"init": starts[attention]} if attention in starts else {}
     try:  # every process may ask for the weights at once: the hub's cache locks its files and writes them atomically
-        model = create_model(**arguments, pretrained=settings.pretrained and not resumed, init=init)
+        model = create_model(**arguments, pretrained=settings.pretrained and not known)
     except ValueError:
         raise
     except (Exception, SystemExit) as error:  # a plugin's model can raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split("Exception raised from")[0].split())[:200]
-        if settings.pretrained and not resumed:
+        if settings.pretrained and not known:
             raise ValueError(
                 f"the pretrained weights of {settings.model!r} could not be loaded; they come from the Hugging Face "
                 f"hub, which needs a network or a cached copy ({reason})"

@@ -57,7 +57,7 @@ def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config:
     source = create_source(settings, split)
     if state is not None and split is None and isinstance(source, Source) and source.split is not None:
         on_first_process(print, UNRECORDED)
-    classifier = create_classifier(settings, source, resumed=run.checkpoint is not None)
+    classifier = create_classifier(settings, source, known)
     data = create_data(settings, source, classifier.model)
     classifier.card = card(settings, source, data, classifier.model)
     if state is not None:  # before anything is written

@@ -209,7 +209,7 @@ def open_trained(name: str | None, weights: str | None) -> Trained:
 def _guessed_card(name: str, weights: Mapping[str, Tensor]) -> dict[str, Any]:
     """A card for weights that come without one, given the name of the model."""
     number = number_of_classes(name, weights)
-    blended = any(key.endswith(".visattn.0.gain") for key in weights)
+    blended = split_name(name)[1] is not None and any(key.endswith(".visattn.0.gain") for key in weights)
     return {
         "model": {
             "name": name,
@@ -219,7 +219,7 @@ def _guessed_card(name: str, weights: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _in_one_precision(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _in_one_precision(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights that nobody has seen run in the mixture of precisions that they are in, in single precision."""
     if len({value.dtype for value in weights.values() if value.is_floating_point()}) < 2:
         return weights
