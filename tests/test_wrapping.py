@@ -254,8 +254,10 @@ def test_checkpointing_knows_the_shape_of_the_map_or_refuses():
 @pytest.mark.parametrize("attention", [name for name in visattn.models.attentions() if name != "patch"])
 def test_no_weight_is_a_mere_number(attention):
     """FSDP2 shares out tensors, and refuses one without a dimension."""
-    name = "test_resnet" if attention in visattn.list_blocks() else "test_vit"
-    model = visattn.create_model(name, attn=attention, init="identity")
+    if attention in visattn.list_blocks():
+        model = visattn.attach(timm.create_model("test_resnet"), attention)
+    else:
+        model = visattn.create_model("test_vit", attn=attention)
     assert not [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
 
 
@@ -290,7 +292,7 @@ def test_layer_decay_knows_the_layers():
 @pytest.mark.parametrize("name", ["test_resnet_cbam", "test_vit_se", "test_vit_general", "glimpse_test_resnet_se"])
 def test_what_is_new_learns_faster(name, decay):
     """Blocks, gains, scouts and the classifier; with weight decay as before."""
-    model = visattn.create_model(name, init="identity", num_classes=3)
+    model = visattn.create_model(name, init=None if name == "test_vit_general" else "identity", num_classes=3)
     before, after = rates(model, layer_decay=decay), rates(model, layer_decay=decay, new_lr_factor=10)
     assert before.keys() == after.keys() == {plain_name(name) for name, _ in model.named_parameters()}
     new = (".visattn.", "scout.", "fc.", "head.")
@@ -449,3 +451,48 @@ def test_large_kernels_in_float16_start_as_the_backbone():
     x = 5000 * torch.randn(1, 3, 16, 16).half()
     before = network(x)
     assert torch.equal(visattn.attach(network, "lka", "0", example=x)(x), before)
+
+
+def test_what_was_put_on_an_attached_layer_stays_there():
+    model, images = model_and_images("test_resnet")
+    layer, seen = model.layer1, []
+    visattn.attach(model, "se", at="layer1")
+    before = model.layer1.register_forward_pre_hook(lambda *_: seen.append("before"))
+    model.layer1.register_forward_hook(lambda *_, **__: seen.append("behind"), with_kwargs=True)
+    model.layer1.register_forward_hook(lambda *_: seen.append("always"), always_call=True)
+    model.layer1.register_full_backward_hook(lambda *_: seen.append("backward"))
+    model.layer1.register_state_dict_post_hook(lambda *_: seen.append("state"))
+    model.layer1.register_buffer("mask", torch.ones(3))
+    model.layer1.register_parameter("scale", nn.Parameter(torch.ones(2)))
+    keys = [key for key in model.state_dict() if ".visattn." not in key]
+    visattn.detach(model)
+    assert model.layer1 is layer
+    seen.clear()
+    model(images).sum().backward()
+    assert seen == ["before", "behind", "always", "backward"]
+    assert sorted(model.state_dict()) == sorted(keys)
+    assert {"layer1.mask", "layer1.scale"} <= set(keys)
+    assert seen[-1] == "state"
+    before.remove()
+    seen.clear()
+    model(images)
+    assert seen == ["behind", "always"]
+
+
+def test_hooks_of_before_and_of_after_attaching_are_both_kept():
+    model, images = model_and_images("test_resnet")
+    seen = []
+    first = model.layer1.register_forward_hook(lambda *_: seen.append("first"))
+    visattn.attach(model, "se", at="layer1")
+    model.layer1.register_forward_hook(lambda *_: seen.append("second"))
+    visattn.detach(model)
+    seen.clear()
+    model(images)
+    first.remove()
+    model(images)
+    assert seen == ["first", "second", "second"]
+    assert not layer_hooks(visattn.detach(visattn.attach(model, "se", at="layer2")).layer2)
+
+
+def layer_hooks(module):
+    return [hook for name, table in vars(module).items() if "_hooks" in name for hook in table]

@@ -104,7 +104,7 @@ class WithAttention(nn.Module):
         self._modules[NAME] = nn.ModuleList()
         self._image = None
         self.training = module.training
-        self.register_load_state_dict_post_hook(_report_plain_keys)
+        self.register_load_state_dict_post_hook(report_plain_keys)
 
     @property
     def _wrapped(self) -> Any:
@@ -151,6 +151,14 @@ class WithAttention(nn.Module):
         else:
             self._wrapped.add_module(name, module)
 
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Add a buffer to the module."""
+        self._wrapped.register_buffer(name, tensor, persistent)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Add a parameter to the module."""
+        self._wrapped.register_parameter(name, param)
+
     def __bool__(self) -> bool:
         return bool(self._wrapped)
 
@@ -196,7 +204,7 @@ def _is_own(wrapper: WithAttention, name: str) -> bool:
     return name.startswith("_") or name in (NAME, "training") or hasattr(type(wrapper), name)
 
 
-def _report_plain_keys(_wrapper: nn.Module, incompatible: Any) -> None:
+def report_plain_keys(_wrapper: nn.Module, incompatible: Any) -> None:
     """Name missing keys as the checkpoint would."""
     for keys in incompatible:
         keys[:] = map(plain_name, keys)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from visattn.models.image_shape import ImageShape
-from visattn.models.wrapper import NAME, Attached, WithAttention, plain_name
+from visattn.models.wrapper import NAME, Attached, WithAttention, plain_name, report_plain_keys
 from visattn.modules import underlying
 
 log = logging.getLogger("visattn")
@@ -67,7 +67,7 @@ def take_away(model: nn.Module, place: str) -> None:
     wrapper = wrappers(model)[place]
     del wrapper._modules[NAME][-1]  # type: ignore[union-attr, operator]
     if not wrapper._blocks and wrapper._image is None:
-        exchange(model, wrapper, wrapper._wrapped)
+        exchange(model, wrapper, _bare(wrapper))
 
 
 def exchange(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -106,7 +106,25 @@ def unwrap(model: nn.Module) -> bool:
     for parent in list(model.modules()):
         for child, module in parent._modules.items():
             if isinstance(module, WithAttention):
-                parent._modules[child], found = module._wrapped, True
+                parent._modules[child], found = _bare(module), True
         for key in _plain_loaders(parent):
             del parent._load_state_dict_pre_hooks[key]
     return found
+
+
+def _bare(wrapper: WithAttention) -> nn.Module:
+    """What a wrapper wraps, with the hooks that were put on the wrapper."""
+    module = wrapper._wrapped
+    for name, hooks in vars(wrapper).items():
+        if "_hooks" not in name:
+            continue
+        own = vars(module)[name]
+        for key in [key for key, hook in hooks.items() if hook is report_plain_keys]:
+            del hooks[key]
+        if own:
+            own.update(hooks)
+        else:  # the table itself, from which handles remove their hooks
+            vars(module)[name] = hooks
+    if wrapper._is_full_backward_hook is not None:
+        module._is_full_backward_hook = wrapper._is_full_backward_hook
+    return module
