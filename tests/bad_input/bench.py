@@ -16,6 +16,10 @@ CASES = [
     Command("bench --blocks se --shape 0x256x56x56", "got '0x256x56x56'"),
     Command("bench --blocks se --shape 2x8x4x4,wide", "got 'wide'"),
     Command("bench --blocks se --shape 2x8x4x99999999999999", "a shape is batch x channels x height x width"),
+    Command(
+        "bench --blocks nonlocal --shape 1x8x3000x3000 --mode eval",
+        "nonlocal at 1 x 8 x 3000 x 3000, eval, fp32, nchw: a step would take too long: 6.5e+14 multiply-accumulates",
+    ),
     Command("bench --blocks se --mode trian", "unknown mode 'trian': did you mean 'train'"),
     Command("bench --blocks se --dtype bf61", "unknown dtype 'bf61': did you mean 'bf16'"),
     Command("bench --blocks se --dtype int8", "unknown dtype 'int8': known: bf16, fp16, fp32"),

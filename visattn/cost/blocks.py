@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from visattn.blocks import block_info, create_block
 from visattn.core.arguments import Device
-from visattn.cost.contest import Contestant, Cost, Ratio, check_block, check_room, contest
+from visattn.cost.contest import Contestant, Cost, Ratio, check_affordable, check_block, contest
 from visattn.cost.results import Note, Report, Track, as_call, measure_all, this_machine
 from visattn.cost.rivals import RIVALS, build_rival
 from visattn.cost.settings import (
@@ -154,7 +154,7 @@ def _measure(
     modules: list[nn.Module] = [create_block(name, shape[1]), Multiply(*shape[:2])]
     if against is not None and name in RIVALS and (timms := build_rival(name, *shape[1:])) is not None:
         modules.append(timms)
-    check_room(modules, shape, setting, device)
+    check_affordable(modules, shape, setting, device)
     x = setting.random(shape, device).requires_grad_(setting.train)
     check_block(modules[0], setting, x)
     ours, multiply, *rival = contest([Contestant(module, setting, x) for module in modules], repeats)

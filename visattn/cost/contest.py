@@ -16,6 +16,9 @@ from visattn.cost.settings import DTYPES, Setting
 from visattn.cost.timing import Spread, Step, interleaved, ratios
 from visattn.counting import count_macs, count_parameters
 
+MOST_MACS = 10**13  # of a step, for every thread of a CPU: some minutes
+GPU_WORKERS = 1000  # threads of a CPU that a GPU is at least as fast as
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -147,8 +150,20 @@ def contest(contestants: Sequence[Contestant], repeats: int | None) -> list[Meas
     return found
 
 
-def check_room(modules: Sequence[nn.Module], shape: tuple[int, ...], setting: Setting, device: torch.device) -> None:
-    """Raise before a machine runs out of memory: a CPU's would end the process, or slow down everybody on it."""
+def check_affordable(
+    modules: Sequence[nn.Module], shape: tuple[int, ...], setting: Setting, device: torch.device
+) -> None:
+    """Raise before a step takes longer than anybody waits, or more memory than there is.
+
+    Without memory, a CPU would end the process, or slow down everybody on it.
+    """
+    workers = torch.get_num_threads() if device.type == "cpu" else GPU_WORKERS
+    for module in modules:
+        macs = 0
+        with suppress(Exception):  # as below
+            macs = count_macs(module, *shape) * (3 if setting.train else 1)
+        if macs > workers * MOST_MACS:
+            raise ValueError(f"a step would take too long: {macs:.1e} multiply-accumulates")
     free = free_bytes(device)
     for module in modules:
         needed = 0

@@ -12,7 +12,7 @@ import torch
 
 from visattn.blocks import create_block, list_blocks
 from visattn.core.arguments import Device, at_least_one, whole
-from visattn.cost.contest import Contestant, check_block, check_room, contest
+from visattn.cost.contest import Contestant, check_affordable, check_block, contest
 from visattn.cost.results import Note, Report, Track, as_call, measure_all, this_machine
 from visattn.cost.settings import Setting, Words, block_names, checked_repeats, quiet_machine, shapes
 from visattn.cost.table import megabytes, milliseconds
@@ -103,7 +103,7 @@ def _measure(
     name: str, every: Sequence[tuple[int, int, int, int]], device: torch.device, repeats: int | None
 ) -> GrowthRow:
     block = create_block(name, every[0][1])
-    check_room([block], every[-1], SETTING, device)
+    check_affordable([block], every[-1], SETTING, device)
     inputs = [SETTING.random(shape, device).requires_grad_() for shape in every]
     check_block(block, SETTING, inputs[0])
     contestants = [Contestant(copy.deepcopy(block), SETTING, x) for x in inputs]

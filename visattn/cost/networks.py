@@ -11,7 +11,7 @@ from torch import nn
 
 from visattn.core.arguments import Device, at_least_one
 from visattn.cost.blocks import named
-from visattn.cost.contest import Contestant, check_room, contest
+from visattn.cost.contest import Contestant, check_affordable, contest
 from visattn.cost.results import Note, Report, Track, as_call, measure_all, this_machine
 from visattn.cost.settings import Setting, Words, all_settings, checked_repeats, quiet_machine, split
 from visattn.cost.table import factor, megabytes, milliseconds
@@ -141,7 +141,7 @@ def contestant(
     network: nn.Module, image: tuple[int, int, int], batch_size: int, setting: Setting, device: torch.device
 ) -> Contestant:
     """A network with a batch of images."""
-    check_room([network], (batch_size, *image), setting, device)
+    check_affordable([network], (batch_size, *image), setting, device)
     return Contestant(network, setting, setting.random((batch_size, *image), device))
 
 
