@@ -78,6 +78,8 @@ CASES = [
     Call("block named as an ending", register("gn"), "cannot be named 'gn': timm has a model"),
     Call("block named as patch attention", register("cosine"), "attention inside vision transformers"),
     Call("block named patch", register("patch"), "attention inside vision transformers"),
+    *(Call(f"block named {word}", register(word), f"cannot be named {word!r}: that is a word of the commands")
+      for word in ("all", "auto", "none")),
     Call("block of no family", register("new", family=None), "unknown block family None"),
     Call("block of a list of families", register("new", family=["channel"]), "unknown block family"),
     Call("block without paper", register("new", paper=""), "needs a paper"),

@@ -52,7 +52,8 @@ BLOCKS: Registry[BlockInfo] = Registry("block")
 NAME = re.compile(r"[A-Za-z0-9]+(_[A-Za-z0-9]+)*")
 WIDEST = 2**16  # channels of a bottleneck
 LARGEST = 2**20  # any number among the options of a block
-RESERVED: dict[str, str] = {}  # names that no block may have, and why; filled by modules that use those names
+# Names that no block may have, and why; modules that use such names add theirs.
+RESERVED: dict[str, str] = dict.fromkeys(("all", "auto", "none"), "that is a word of the commands")
 
 
 def register_block(name: str, *, family: str, paper: str, attends: str | None = None) -> Callable[[Factory], Factory]:
