@@ -21,6 +21,11 @@ def run_of_ours(folder: Path) -> None:
     (folder / "plain.yaml").write_text("name: null\nout: runs\n")  # as bundled settings have it
 
 
+def without_config(folder: Path) -> None:
+    run_of_ours(folder)
+    (folder / "mine" / "config.yaml").unlink()
+
+
 def linked_lock(folder: Path) -> None:
     run_of_ours(folder)
     (folder / "mine" / ".lock").symlink_to("../executed")  # which must not come into being
@@ -47,6 +52,7 @@ CASES = [
     Command(f"{RUN} --optimizer adahessian", "--optimizer adahessian needs second derivatives"),
     Command(f"{RUN} --out new/{'x' * 300}", "(File name too long)"),
     Command("train --resume mine", "cannot write to 'mine/.lock' (Too many levels", prepare=linked_lock),
+    Command("train --resume mine", "'mine' has lost its config.yaml, the settings of the", prepare=without_config),
     Command("train --resume mine --name new", "--name 'new': a resumed run stays in its folder", prepare=run_of_ours),
     Command("train --resume mine --out o", "--out 'o': a resumed run stays in its folder", prepare=run_of_ours),
     Command("train --resume mine --config other.yaml", "--name 'other': a resumed run", prepare=run_of_ours),

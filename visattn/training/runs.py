@@ -160,6 +160,11 @@ def _named(path: Path) -> Run:
         run = Run(path)
         if not run.last.is_file():
             raise ValueError(f"{str(path)!r} has no checkpoint to resume from (checkpoints/last.ckpt)")
+        if not (path / "config.yaml").is_file():
+            raise ValueError(
+                f"{str(path)!r} has lost its config.yaml, the settings of the run: give them again, with --resume "
+                f"{str(run.last)!r}"
+            )
         return Run(path, run.last)
     if not path.is_file():
         raise ValueError(f"--resume: no such run or checkpoint: {str(path)!r}")
