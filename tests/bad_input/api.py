@@ -243,6 +243,7 @@ CASES = [
         )
     ),
     Call("patch attention as in its paper", create("test_vit_cosine", init="paper"), "it takes the place of attention"),
+    Call("a stride that cannot be", create("resnet18", output_stride=3), "(AssertionError in resnet.py, line"),
     Call("a start of nothing", create("test_resnet", init="paper"), "init='paper' is given, but 'test_resnet'"),
     Call(
         "a model's unknown start",

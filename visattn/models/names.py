@@ -30,6 +30,7 @@ from visattn.models.places import survey_places, usual_places
 from visattn.models.replacing import replace_at
 from visattn.models.resnet import BOUND, paper_replacements
 from visattn.models.swapping import PATCH_ATTENTION, swap_attention
+from visattn.modules import why_refused
 from visattn.registry import suggest
 
 SHORT = {"resnet": "resnet18"}  # the model that a bare family name stands for
@@ -200,7 +201,8 @@ def _backbone(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> nn.Modu
     try:
         return timm.create_model(name, pretrained=pretrained, **kwargs)
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split("Exception raised from")[0].split())
+        said = f"{type(error).__name__}: {error}" if str(error) else why_refused(error)
+        reason = " ".join(said.split("Exception raised from")[0].split())
         if pretrained and not isinstance(error, TypeError | AssertionError | LookupError | AttributeError):
             raise  # the weights may not be there
         given = {key: value for key, value in kwargs.items() if value is not None}
