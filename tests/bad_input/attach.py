@@ -57,7 +57,22 @@ def vit(at):
     return lambda: visattn.attach(timm.create_model("test_vit"), "patch", at=at, score="cosine")
 
 
+def named_twice() -> nn.Module:
+    shared = nn.Conv2d(8, 8, 3, padding=1)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), shared, shared)
+
+
 CASES = [
+    Call(
+        "detach an attached layer alone",
+        lambda: visattn.detach(visattn.attach(network(), "se", at="layer1").layer1),
+        "a block is attached to this very module: detach it from the network",
+    ),
+    Call(
+        "attach to a module by its second name",
+        lambda: visattn.attach(named_twice(), "se", at=["1", "2"], example=torch.rand(1, 3, 32, 32)),
+        "'2' is the same module as '1': name that one",
+    ),
     Call("stack in words", attach("se", "layer1", stack="no"), "stack must be True or False, got 'no'", TypeError),
     Call(
         "pretrained in words",

@@ -30,7 +30,7 @@ from visattn.models.places import choose, survey_places
 from visattn.models.replaced import check_known, restore_convolutions
 from visattn.models.survey import called
 from visattn.models.swapping import restore_attention, swap_attention
-from visattn.models.wrapper import Attached
+from visattn.models.wrapper import Attached, WithAttention
 from visattn.models.wrapping import attachments, put_behind, take_away, unwrap, watched_image
 from visattn.modules import check_default_device, evaluating, has_numbers, underlying, why_refused
 
@@ -147,6 +147,8 @@ def detach(model: nn.Module) -> nn.Module:
     The network is exactly as before, with its own weights as they are now.
     """
     network = changeable(model, "detach")
+    if isinstance(network, WithAttention):
+        raise ValueError("a block is attached to this very module: detach it from the network that the module is in")
     check_known(network)
     restored = [restore(network) for restore in (restore_attention, unwrap, restore_convolutions)]
     if not any(restored):

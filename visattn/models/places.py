@@ -57,6 +57,11 @@ def example_images(model: nn.Module) -> Iterator[Tensor]:
 def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> list[Place]:
     """The places that ``at`` stands for; raise if one cannot be matched or would have no effect."""
     places = found.places()
+    if not found.ran and any(model.children()):
+        raise ValueError(
+            "the forward of the network was replaced by a function (decorated with torch.inference_mode, say), behind "
+            "which its layers and their gradients cannot be seen"
+        )
     if at is None:
         at = "blocks" if found.blocks() else "stages"
     if at in ("blocks", "stages"):
@@ -84,6 +89,11 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
             close = suggest(pattern, places)
             close = f" {close}" if close.startswith("did you mean") else ""
             problem = f"the output of {pattern!r} is not a feature map" if pattern in known else f"no {pattern!r} here"
+            same = [name for name in places if pattern in known and known[name] is known[pattern]]
+            if same:
+                raise ValueError(
+                    f"{pattern!r} is the same module as {same[0]!r}: name that one, once, for all its uses"
+                )
             if len(widths := found.widths().get(pattern, [])) > 1:
                 several = " and ".join(map(str, widths))
                 problem = f"{pattern!r} is called for maps of {several} channels, and one block fits one width only"

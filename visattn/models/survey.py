@@ -57,6 +57,7 @@ class Survey:
     declared: list[str]
     visits: list[Visit] = field(default_factory=list)
     entry: str = ""  # the outermost module that is given the image
+    ran: bool = False  # whether any module was called at all
 
     def widths(self) -> dict[str, list[int]]:
         """How many channels the maps of every module have; several, if it is called for several maps."""
@@ -211,6 +212,7 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
 
     def visit(name: str) -> Any:
         def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            result.ran = True
             inputs = _first_tensor((*args, *kwargs.values()))
             # The image itself goes into the outermost module; or what was made of it, but is as large.
             if inputs is example or (inputs is not None and inputs.shape == example.shape):
