@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import timm
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import visattn
 from tests.bad_input.case import Call, Command
@@ -95,7 +97,31 @@ def map_of(name: object) -> object:
 
 BLACK = np.zeros((64, 64, 3), np.uint8)
 SITE = "heatmap --weights model --image a.png --out site"
+
+
+def look(model: Callable[[], nn.Module], method: str) -> Callable[[], object]:
+    return lambda: visattn.explain(model(), torch.rand(1, 3, 160, 160), method)
+
+
+def decorated() -> nn.Module:
+    model = timm.create_model("test_resnet", num_classes=4).eval()
+    model.forward = torch.inference_mode()(model.forward)
+    return model
+
+
+def roll_out_quantised() -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch wants to be rid of it, and has no gradients for it
+        model = torch.ao.quantization.quantize_dynamic(timm.create_model("test_vit").eval(), {nn.Linear})
+        return visattn.explain(model, torch.rand(1, 3, 160, 160), "rollout")
+
+
 CASES = [
+    *(
+        Call(f"{method} of a decorated network", look(decorated, method), "which its layers and their gradients")
+        for method in ("gradcam", "fullgrad")
+    ),
+    Call("rollout of a quantised network", roll_out_quantised, "it is quantised: which part of the image"),
     *(
         Call(
             f"examine, {key} is no function",
@@ -120,6 +146,16 @@ CASES = [
     Call("a map of nothing", lambda: own_method(MethodResult(torch.rand(1, 0, 0))), "got (1, 0, 0)"),
     Call("no map", lambda: own_method(None), "method 'mine' must return a MethodResult with maps, got None", TypeError),
     Call("no function", lambda: visattn.register_method("mine")(3), "needs a function of a request", TypeError),
+    *(
+        Call(f"a method {name}", lambda run=run: visattn.register_method("mine")(run), "method 'mine' must", TypeError)
+        for name, run in (
+            ("of nothing", lambda: None),
+            ("of two things", lambda request, other: None),
+            ("with an option that must be given", lambda request, *, share: None),
+            ("without a signature", max),
+        )
+    ),
+    Call("a method named all", lambda: visattn.register_method("all")(len), "cannot be named 'all'"),
     Call("a second auto", lambda: visattn.register_method("auto")(len), "'auto' stands for the best of all methods"),
     Call("no such map", lambda: map_of("blocks.0.att"), "no map 'blocks.0.att': did you mean", KeyError),
     Call("a map by number", lambda: map_of(0), "no map 0: known: ", KeyError),

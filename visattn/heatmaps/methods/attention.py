@@ -28,6 +28,8 @@ def why_no_attention(model: nn.Module, images: Tensor) -> str | None:
             f"{parts[0]!r} computes its attention in parts beside each other, a few heads, queries or images at a time"
         )
     if not found.spatial():
+        if any(".quantized" in type(module).__module__ for module in model.modules()):
+            return "it is quantised: which part of the image a token stands for cannot be followed through its layers"
         return f"its attention is {found.layers[0].kind}: between channels, not between places"
     return None
 

@@ -91,6 +91,7 @@ def seeded(seed: int) -> torch.Generator:
 
 METHODS: Registry[Method] = Registry("method")
 AUTO = "auto"  # whichever of them scored best for this kind of model
+RESERVED = ("all", "none")
 
 
 def check_method(name: str) -> None:
@@ -121,10 +122,18 @@ def register_method(
         )
     if name == AUTO:
         raise ValueError(f"{AUTO!r} stands for the best of all methods: choose another name")
+    if name in RESERVED:
+        raise ValueError(f"a method cannot be named {name!r}: that is a word of the commands")
 
     def register(run: Run) -> Run:
         if not callable(run):
             raise TypeError(f"method {name!r} needs a function of a request, got {type(run).__name__}")
+        try:
+            inspect.signature(run).bind("a request")
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"method {name!r} must be a function of a request alone, with a default for every option: {error}"
+            ) from None
         METHODS.add(name, Method(run, why_not, looks_at_layers, of_class, signed, slow))
         return run
 
