@@ -109,7 +109,8 @@ def test_steps_take_turns_and_none_always_follows_the_same_other():
     steps = [lambda: ran.append("a"), lambda: ran.append("b"), lambda: ran.append("c"), lambda: ran.append("d")]
     seconds = interleaved(steps, 20, CPU)
     assert [len(each) for each in seconds] == [20] * 4
-    measured = "".join(ran[-80:])
+    assert ran[-160::2] == ran[-159::2]  # each is run twice, and the second time is taken
+    measured = "".join(ran[-160::2])
     rounds = [measured[start : start + 4] for start in range(0, 80, 4)]
     assert all(sorted(each) == list("abcd") for each in rounds)
     for step in "abcd":  # what was run before decides about caches and memory

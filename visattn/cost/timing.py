@@ -17,6 +17,7 @@ Step: TypeAlias = Callable[[], Any]
 
 WARM_UP = 3  # rounds that are not counted: compilers, autotuning, caches
 FEW, MANY = 3, 20  # rounds, if nobody says how many
+SHORT = 0.1  # seconds of a step that may feel what was run before it
 ENOUGH = 2.0  # seconds, after which no more of those begin: what takes long varies little
 
 
@@ -57,8 +58,9 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
 def interleaved(steps: Sequence[Step], repeats: int | None, device: torch.device) -> list[list[float]]:
     """Seconds of every step in every round, of which there are three to twenty, as two seconds allow, unless given.
 
-    A round runs each step once, in an order of its own: what a step finds in the caches, and how much memory it has to
-    ask the system for, depends on the step before it. Garbage is not collected meanwhile.
+    What a step finds in the caches, and how much memory it has to ask the system for, depends on the step before it:
+    every round has an order of its own, and a short step is run once before it is timed. Garbage is not collected
+    meanwhile.
     """
     measure = _cuda_seconds if device.type == "cuda" else _seconds
     seconds: list[list[float]] = [[] for _ in steps]
@@ -69,6 +71,8 @@ def interleaved(steps: Sequence[Step], repeats: int | None, device: torch.device
                 step()
         for _ in _rounds(FEW, MANY) if repeats is None else range(repeats):
             for number in order.sample(range(len(steps)), len(steps)):
+                if not seconds[number] or seconds[number][-1] < SHORT:
+                    steps[number]()
                 seconds[number].append(measure(steps[number], device))
     return seconds
 
