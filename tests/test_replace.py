@@ -19,7 +19,7 @@ from visattn.training.classifier import Classifier
 from visattn.training.optimisation import new_parts
 from visattn.training.settings import Settings
 
-BLOCKS = ["acmix", "aug", "cot", "halo", "involution", "lambda", "lka", "mhsa", "sasa", "sk", "splat"]
+BLOCKS = ["acmix", "aug", "cot", "halo", "involution", "lambda", "lka", "mhsa", "psa", "sasa", "sk", "splat"]
 every_block = pytest.mark.parametrize("block", BLOCKS)
 
 

@@ -18,9 +18,9 @@ the last three; both have tables of positions for the size of the map there. Sel
 contextual transformer bring a norm and an activation, which replace those of the unit as well. ResNeSt has an average
 pooling of stride 1 in its first unit, RedNet (``involution``) and SASA a stem of their own: these are left out.
 
-Axial attention, SCSA and pyramid split attention stand behind the activation inside the unit (``INSIDE``). The paper of
-GCT puts one before every convolution; here it stands with the other gates. Self-attention whose paper has no ResNet
-stands where it does in other networks, behind every stage.
+Axial attention and SCSA stand behind the activation inside the unit (``INSIDE``). The paper of GCT puts one before every
+convolution; here it stands with the other gates. Self-attention whose paper has no ResNet stands where it does in other
+networks, behind every stage.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ECA_RELEASED: dict[tuple[type[nn.Module], tuple[int, ...]], tuple[int, ...]] = {
 
 # Blocks that replace convolutions, and the stages in which they do.
 REPLACING: dict[str, slice] = {
-    **dict.fromkeys(("acmix", "cot", "halo", "involution", "lambda", "sasa", "sk", "splat"), slice(0, 4)),
+    **dict.fromkeys(("acmix", "cot", "halo", "involution", "lambda", "psa", "sasa", "sk", "splat"), slice(0, 4)),
     "aug": slice(1, 4),
     "mhsa": slice(3, 4),
 }
@@ -57,7 +57,7 @@ INNER: dict[type[nn.Module], tuple[str, str, str]] = {
     Bottleneck: ("conv2", "bn2", "act2"),
 }
 
-INSIDE = ("axial", "psa", "scsa")  # behind the activation inside the unit
+INSIDE = ("axial", "scsa")  # behind the activation inside the unit
 BOUND = ("ge_theta", "ge_theta_plus")  # their kernels are as large as the map: smaller images do not fit
 
 
