@@ -51,7 +51,8 @@ TAPS = 9  # of the 3x3 convolution
 def coordinates(x: Tensor) -> Tensor:
     """Column and row of every pixel of a map, each from -1 to 1: (1, 2, H, W)."""
     exact = torch.promote_types(x.dtype, torch.float32)
-    across, down = (torch.linspace(-1, 1, size, device=x.device, dtype=exact) for size in (x.shape[3], x.shape[2]))
+    numbers = ((torch.arange(size, device=x.device, dtype=exact), size) for size in (x.shape[3], x.shape[2]))
+    across, down = (2 * number / max(1, size - 1) - 1 for number, size in numbers)
     return torch.stack(torch.meshgrid(across, down, indexing="xy")).unsqueeze(0).to(x.dtype)
 
 
