@@ -13,8 +13,8 @@ the place of a 3x3 convolution; a stride is that of the four.
 Differences from the paper: it joins the branches from the narrowest to the widest; the authors' code, and so this
 block, does so backwards, which matters to saved weights only. The figure suggests that each branch reads a quarter of
 x, which common copies do; in the code each reads all of it. Numbers of channels that are no multiple of 64 use the
-largest common divisors of both widths with these groups. The convolutions start as PyTorch's do; the authors' network draws
-those of all its layers anew.
+largest common divisors of both widths with these groups. The convolutions start as PyTorch's do; the authors' network
+draws those of all its layers anew.
 
 >>> import torch
 >>> PyramidSplit(64)(torch.randn(2, 64, 8, 8)).shape

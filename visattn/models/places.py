@@ -56,7 +56,7 @@ def example_images(model: nn.Module) -> Iterator[Tensor]:
 
 
 def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> list[Place]:
-    """The places that ``at`` stands for, without those that would have no effect; raise if a name or a glob has none."""
+    """The places that ``at`` stands for, without those that would have no effect; raise if nothing is left."""
     places = found.places()
     if not found.ran and any(model.children()):
         raise ValueError(

@@ -18,9 +18,9 @@ the last three; both have tables of positions for the size of the map there. Sel
 contextual transformer bring a norm and an activation, which replace those of the unit as well. ResNeSt has an average
 pooling of stride 1 in its first unit, RedNet (``involution``) and SASA a stem of their own: these are left out.
 
-Axial attention and SCSA stand behind the activation inside the unit (``INSIDE``). The paper of GCT puts one before every
-convolution; here it stands with the other gates. Self-attention whose paper has no ResNet stands where it does in other
-networks, behind every stage.
+Axial attention and SCSA stand behind the activation inside the unit (``INSIDE``). The paper of GCT puts one before
+every convolution; here it stands with the other gates. Self-attention whose paper has no ResNet stands where it does in
+other networks, behind every stage.
 """
 
 from __future__ import annotations
