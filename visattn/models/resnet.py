@@ -6,6 +6,7 @@ In most of them that is the residual branch, behind its last batch norm and befo
 - SimAM stands behind the second convolution of a unit, before its batch norm, with lambda 0.1;
 - non-local, double and efficient attention stand behind two units of stage 2 and three of stage 3, evenly spread;
 - hard, dual, criss-cross and external attention stand behind the last stage;
+- global second-order pooling stands in the last unit of every stage;
 - SCSA stands behind the activation of the second convolution of a unit;
 - generalized attention does so too, in stages 3 and 4;
 - ECA uses the kernel sizes of the released models, where there are such;
@@ -106,7 +107,7 @@ def paper_places(model: nn.Module, found: Survey, block: str) -> dict[Place, dic
     kernels = ECA_RELEASED.get((type(unit), tuple(len(units) for units in stages)))
     chosen = {}
     for stage, units in enumerate(stages):
-        for name in units:
+        for name in units[-1:] if block == "gsop" else units:
             place = places[f"{name}.{position}"]
             settings: dict[str, Any] = {}
             if block == "eca" and kernels is not None:
