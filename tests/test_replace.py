@@ -327,7 +327,12 @@ class Odd(nn.Module):
         ("sk", "wide", {}, r"'wide' cannot be replaced: it has a dilation of \(2, 2\)"),
         ("sk", "flat", {}, r"'flat' cannot be replaced: it has a stride of \(2, 1\)"),
         ("sk", "bare", {}, r"'bare' cannot be replaced: it has a padding of \(0, 0\)"),
-        ("sk", "mirror", {}, "'mirror' cannot be replaced: it continues the map by 'reflect', and blocks do so with zeros"),
+        (
+            "sk",
+            "mirror",
+            {},
+            "'mirror' cannot be replaced: it continues the map by 'reflect'",
+        ),
         ("sk", "up", {}, "'up' is a ConvTranspose2d, not a 2-D convolution"),
         ("sk", "goood", {}, "no convolution matches 'goood': did you mean 'good'.* larger than 1x1: good"),
         ("sk", ["good", "none*"], {}, r"no convolution matches 'none\*'"),
