@@ -76,13 +76,13 @@ def test_a_network_with_such_a_block_comes_back_and_its_card_says_what_it_needs(
     install("other_package", BLOCK.format(name="mine", family="channel"), {"mine": "other_package:Mine"})
     visattn.save_model(visattn.create_model("test_resnet_mine", num_classes=2), "model")
     (needed,) = json.loads((elsewhere / "model" / "model.json").read_text())["plugins"]
-    assert (needed["name"], needed["registers"]) == ("other_package", ["mine"])
+    assert (needed["name"], needed["package"], needed["registers"]) == ("other_package", "other_package", ["mine"])
     model, _ = visattn.load_model("model")
     assert {attached.name for attached in visattn.attachments(model).values()} == {"mine"}
     monkeypatch.setattr(visattn.blocks.base.BLOCKS, "_entries", {"se": block_info("se")})
     monkeypatch.setattr(announced, "entry_points", lambda group: ())
     announced.announced.cache_clear()
-    with pytest.raises(ValueError, match="this model needs --plugin other_package, which has 'mine'"):
+    with pytest.raises(ValueError, match="this model needs 'mine': install the package 'other_package'"):
         visattn.load_model("model")
 
 

@@ -393,7 +393,12 @@ def test_places_without_effect_are_refused():
     model, _ = model_and_images("test_vit", global_pool="token", class_token=True)
     with pytest.raises(ValueError, match=r"blocks\.5 does not reach the output"):
         visattn.attach(model, "se", at="blocks.5")
+    with pytest.raises(ValueError, match=r"blocks\.5 does not reach the output"):
+        visattn.attach(model, "se", at=["blocks.*", "blocks.5"])
+    with pytest.raises(ValueError, match=r"blocks\.5 does not reach the output"):
+        visattn.attach(model, "se", at=["blocks.4", "blocks.[5]"])
     found = survey_places(model)
+    assert [place.name for place in choose(model, found, "blocks.?")] == [f"blocks.{i}" for i in range(5)]
     assert [place.name for place in choose(model, found, "blocks")] == [f"blocks.{i}" for i in range(5)]
     assert [place.name for place in choose(model, found, "stages")] == ["blocks.4"]
     pooled, _ = model_and_images("test_vit", global_pool="avg", class_token=False)

@@ -44,6 +44,12 @@ def test_every_place_says_what_is_there():
     assert [row.height for row in visattn.places("test_resnet", image_size=96) if row.name == "layer2.0.bn2"] == [12]
 
 
+def test_the_caption_says_which_images_the_sizes_belong_to():
+    own = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU())
+    assert "1 x 224 x 224" in str(visattn.places(own))
+    assert "1 x 32 x 32" in str(visattn.places(own, image_size=32))
+
+
 def test_what_the_output_does_not_read_is_marked_and_refused():
     model = timm.create_model("test_vit")
     rows = visattn.places(model)

@@ -19,7 +19,7 @@ from visattn.training.classifier import Classifier
 from visattn.training.optimisation import new_parts
 from visattn.training.settings import Settings
 
-BLOCKS = ["acmix", "aug", "cot", "halo", "involution", "lambda", "lka", "mhsa", "sasa", "sk", "splat"]
+BLOCKS = ["acmix", "aug", "cot", "halo", "involution", "lambda", "lka", "mhsa", "psa", "sasa", "sk", "splat"]
 every_block = pytest.mark.parametrize("block", BLOCKS)
 
 
@@ -316,6 +316,7 @@ class Odd(nn.Module):
         self.wide = nn.Conv2d(8, 8, 3, padding=2, dilation=2)
         self.flat = nn.Conv2d(8, 8, 3, padding=1, stride=(2, 1))
         self.bare = nn.Conv2d(8, 8, 3)
+        self.mirror = nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect")
         self.up = nn.ConvTranspose2d(8, 8, 3)
 
 
@@ -326,6 +327,12 @@ class Odd(nn.Module):
         ("sk", "wide", {}, r"'wide' cannot be replaced: it has a dilation of \(2, 2\)"),
         ("sk", "flat", {}, r"'flat' cannot be replaced: it has a stride of \(2, 1\)"),
         ("sk", "bare", {}, r"'bare' cannot be replaced: it has a padding of \(0, 0\)"),
+        (
+            "sk",
+            "mirror",
+            {},
+            "'mirror' cannot be replaced: it continues the map by 'reflect'",
+        ),
         ("sk", "up", {}, "'up' is a ConvTranspose2d, not a 2-D convolution"),
         ("sk", "goood", {}, "no convolution matches 'goood': did you mean 'good'.* larger than 1x1: good"),
         ("sk", ["good", "none*"], {}, r"no convolution matches 'none\*'"),

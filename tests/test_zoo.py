@@ -8,7 +8,7 @@ from PIL import Image
 
 import visattn
 from tests.zoo import DOCS, page
-from tests.zoo.docstrings import read, summary
+from tests.zoo.docstrings import MATH, read, summary
 from tests.zoo.taxonomy import ELSEWHERE, taxa, taxon
 from visattn.blocks import block_info
 from visattn.models import attentions
@@ -52,6 +52,7 @@ def test_the_docstring_of_a_block_has_all_parts(name):
     assert said.title
     assert said.paper
     assert said.equations
+    assert not any(MATH in part for part in said.equations), "equations need an empty line between them"
     assert said.differences.startswith("Differences")
     assert summary(info.factory.__doc__)
     assert page.year(info.paper), "the paper has no year"

@@ -350,9 +350,9 @@ CASES = [
     ),
     Call("fusion of no type", explain(vit, "rollout", torch.zeros(1, 3, 32, 32), fusion=None), "unknown fusion None"),
     Call(
-        "many layers behind the last",
+        "many layers",
         explain(vit, "gradcam", torch.zeros(1, 3, 32, 32), layer="blocks.*"),
-        "does not reach the output",
+        "feature maps: name one",
     ),
     Call(
         "heads of a picture too small",

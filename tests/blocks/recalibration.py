@@ -83,8 +83,9 @@ def kernels(m: nn.Module) -> list[Array]:
 def psa_weights(m: nn.Module, x: Array) -> Array:
     """The output against that of four equal weights."""
     first, (w2, b2) = linear(m.fc1), linear(m.fc2)
-    equal = psa.pyramid_split(x, kernels(m), *first, 0 * w2, 0 * b2)
-    return (psa.pyramid_split(x, kernels(m), *first, w2, b2) / (4 * equal))[:, :, :1, :1]
+    stride = m.branches[0].stride[0]
+    equal = psa.pyramid_split(x, kernels(m), *first, 0 * w2, 0 * b2, stride)
+    return (psa.pyramid_split(x, kernels(m), *first, w2, b2, stride) / (4 * equal))[:, :, :1, :1]
 
 
 def efficient_local(m: nn.Module, x: Array) -> Array:
@@ -118,7 +119,7 @@ OUTPUT: dict[str, Oracle] = {
     "polarized_parallel": lambda m, x: polarized.polarized_parallel(x, **polarized_parts(m)),
     "polarized_sequential": lambda m, x: polarized.polarized_sequential(x, **polarized_parts(m)),
     "parnet": parnet_output,
-    "psa": lambda m, x: psa.pyramid_split(x, kernels(m), *bottleneck(m)),
+    "psa": lambda m, x: psa.pyramid_split(x, kernels(m), *bottleneck(m), m.branches[0].stride[0]),
     "ela": efficient_local,
     "gam": lambda m, x: gam.global_attention(x, *gam_parts(m)),
 }
@@ -139,6 +140,7 @@ VARIANTS = [
     Case("shuffle", {"groups": 2}),
     Case("psa", {"rd_ratio": 1 / 2}),
     Case("psa", {"rd_ratio": 1 / 16}, channels=64),
+    Case("psa", {"out_channels": 24, "stride": 2}),  # in the place of a convolution
     Case("ela", {"kernel_size": 5, "norm_groups": 32}, channels=32),
     Case("ela", {"group_width": 8}),
     Case("gam", {"rd_ratio": 1 / 4}),

@@ -28,8 +28,12 @@ list, and `visattn blocks --for MODEL` what the blocks cost in a model of yours,
 ## By cost
 
 Parameters of a block for 256 channels, and its multiply-accumulates on a map of 256 x 14 x 14, the smallest first; then
-what it adds to a ResNet-50 in per cent, where `visattn.create_model` puts it: where its paper does, if that has one.
-[zoo.html](zoo.html) is the same table, sorted by whatever column you click on (open it from a clone).
+what it adds to a ResNet-50 in per cent, where `visattn.create_model` puts it: where its paper does, if that uses a
+ResNet. [zoo.html](zoo.html) is the same table, sorted by whatever column you click on (open it from a clone).
+
+MACs are those of convolutions, linear layers and products of matrices. As in the literature, sums, products of maps,
+norms, activations and pooling are not counted, so a block of few MACs need not be fast: `visattn bench --blocks all
+--shape 32x256x14x14` measures times on your machine.
 
 """
 TAXONOMY = """

@@ -17,7 +17,8 @@ pixels, which that code does not take, and a map may have any size for a stride 
 0, s, 2s, ...). As there, the channels of the two parts are added in different orders: the attention's head by head, the
 convolution's channel by channel. The term q_i·e_i is the same for all j, and the bias of e likewise: softmax does not
 notice them. The bias is kept as the authors have it, the term is not computed. Four heads where they divide the
-channels, else the largest smaller number that does.
+channels, else the largest smaller number that does. The 22.3 M parameters given for a ResNet-50 are not reproduced:
+with this block in the place of every 3x3 convolution it has 18.3 M.
 
 >>> import torch
 >>> acmix = ACmix(64)
@@ -51,7 +52,8 @@ TAPS = 9  # of the 3x3 convolution
 def coordinates(x: Tensor) -> Tensor:
     """Column and row of every pixel of a map, each from -1 to 1: (1, 2, H, W)."""
     exact = torch.promote_types(x.dtype, torch.float32)
-    across, down = (torch.linspace(-1, 1, size, device=x.device, dtype=exact) for size in (x.shape[3], x.shape[2]))
+    numbers = ((torch.arange(size, device=x.device, dtype=exact), size) for size in (x.shape[3], x.shape[2]))
+    across, down = (2 * number / max(1, size - 1) - 1 for number, size in numbers)
     return torch.stack(torch.meshgrid(across, down, indexing="xy")).unsqueeze(0).to(x.dtype)
 
 

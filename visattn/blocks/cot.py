@@ -5,6 +5,7 @@ Li et al., *Contextual Transformer Networks for Visual Recognition*, TPAMI 2022,
 .. math:: K^1 = \mathrm{ReLU}(\mathrm{BN}(f^{3\times3}(x))), \qquad
           A = \mathrm{GN}(W_\delta\, \mathrm{ReLU}(\mathrm{BN}(W_\theta [x; K^1]))), \qquad
           K^2_c(i) = \mathrm{swish}\Big(\mathrm{BN}\Big(\sum_t A_{c,t}(i)\, V_c(i + t)\Big)\Big)
+
 .. math:: y = g_2 \cdot K^2 + g_1 \cdot K^1, \qquad
           (g_2, g_1) = \mathrm{softmax}(W_b\, \mathrm{ReLU}(\mathrm{BN}(W_a\, \mathrm{GAP}(K^1 + K^2))))
 

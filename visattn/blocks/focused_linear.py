@@ -5,6 +5,7 @@ https://arxiv.org/abs/2308.00442
 
 .. math:: a_{ij} = \frac{\phi(q_i) \cdot \phi(k_j + e_j)}{\sum_j \phi(q_i) \cdot \phi(k_j + e_j) + 10^{-6} N}, \qquad
           y = W_o \Big(\sum_j a_{ij} v_j + \mathrm{DWC}(v)\Big)
+
 .. math:: \phi(u) = \frac{|t|}{|t^p|}\, t^p, \qquad
           t = \frac{\mathrm{ReLU}(u) + 10^{-6}}{\mathrm{softplus}(s)}
 

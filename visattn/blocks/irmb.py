@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from visattn.blocks.base import WIDEST, laid_out_like, register_block
 from visattn.blocks.tokens import norm_channels, padded, spread_tiles, to_heads, to_map
 from visattn.blocks.widths import fitting_heads, odd
-from visattn.blocks.windows import pixel_numbers
+from visattn.blocks.windows import pixel_numbers, whole
 from visattn.core import Attention
 from visattn.core.arguments import Device, DType, positive
 
@@ -112,7 +112,7 @@ class InvertedResidualAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The input plus what the block makes of it, (B, C, H, W)."""
         height, width = x.shape[2:]
-        rows, columns = -(-height // self.window), -(-width // self.window)
+        rows, columns = whole(height, self.window), whole(width, self.window)
         context = to_map(self.attend.head_context(*self._parts(x)), (self.window, self.window))
         collected = from_strided_groups(context, rows, columns)[:, :, :height, :width]
         m = F.gelu(self.value(collected))

@@ -6,19 +6,21 @@ https://arxiv.org/abs/2105.14447
 .. math:: u_i = f_i(x), \qquad z_i = \sigma(W_2\,\mathrm{ReLU}(W_1\,\mathrm{GAP}(u_i))), \qquad
           a = \mathrm{softmax}_i(z_i), \qquad \tilde x = [a_3 u_3;\ a_2 u_2;\ a_1 u_1;\ a_0 u_0]
 
-where f_i (``branches``) are convolutions of all C channels to C/4, with kernels of 3, 5, 7 and 9 and 1, 4, 8 and 16
+where f_i (``branches``) are convolutions of all channels of x to C/4, with kernels of 3, 5, 7 and 9 and 1, 4, 8 and 16
 groups, without bias, and W_1 (C/64, C/4) and W_2 (``fc1``, ``fc2``), with biases, are shared by the four. It takes
-the place of a 3x3 convolution.
+the place of a 3x3 convolution; a stride is that of the four.
 
 Differences from the paper: it joins the branches from the narrowest to the widest; the authors' code, and so this
 block, does so backwards, which matters to saved weights only. The figure suggests that each branch reads a quarter of
 x, which common copies do; in the code each reads all of it. Numbers of channels that are no multiple of 64 use the
-largest common divisors of C/4 with these groups. The convolutions start as PyTorch's do; the authors' network draws
-those of all its layers anew.
+largest common divisors of both widths with these groups. The convolutions start as PyTorch's do; the authors' network
+draws those of all its layers anew.
 
 >>> import torch
 >>> PyramidSplit(64)(torch.randn(2, 64, 8, 8)).shape
 torch.Size([2, 64, 8, 8])
+>>> PyramidSplit(64, out_channels=32, stride=2)(torch.randn(2, 64, 8, 8)).shape
+torch.Size([2, 32, 4, 4])
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from torch import Tensor, nn
 
 from visattn.blocks.base import reduced, register_block
 from visattn.blocks.primitives import Pointwise, gate, mean_places
+from visattn.blocks.widths import output_width
 from visattn.core.arguments import Device, DType
 
 PYRAMID = ((9, 16), (7, 8), (5, 4), (3, 1))  # kernel size and groups, in the order of the output
@@ -42,21 +45,32 @@ class PyramidSplit(nn.Module):
     """Four receptive fields with a quarter of the channels each, weighed against each other.
 
     Args:
-        channels: C, a multiple of four.
+        channels: of the input.
+        out_channels: C of the output, a multiple of four; as many as of the input unless given.
+        stride: of the four convolutions.
         rd_ratio: width of the bottleneck as a fraction of C/4.
     """
 
-    def __init__(self, channels: int, *, rd_ratio: float = 1 / 16, device: Device = None, dtype: DType = None) -> None:
+    def __init__(
+        self,
+        channels: int,
+        *,
+        out_channels: int | None = None,
+        stride: int = 1,
+        rd_ratio: float = 1 / 16,
+        device: Device = None,
+        dtype: DType = None,
+    ) -> None:
         super().__init__()
-        if channels % 4:
-            raise ValueError(f"psa divides its output into four, so it needs a multiple of 4 channels, got {channels}")
+        width = output_width("psa", channels, out_channels, stride)
+        if width % 4:
+            raise ValueError(f"psa divides its output into four, so it needs a multiple of 4 channels, got {width}")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        quarter = channels // 4
+        quarter = width // 4
+        settings: dict[str, Any] = {"stride": stride, "bias": False, **factory}
         self.branches = nn.ModuleList(
-            nn.Conv2d(
-                channels, quarter, size, padding=size // 2, groups=math.gcd(groups, quarter), bias=False, **factory
-            )
-            for size, groups in PYRAMID
+            nn.Conv2d(channels, quarter, k, padding=k // 2, groups=math.gcd(groups, channels, quarter), **settings)
+            for k, groups in PYRAMID
         )
         hidden = reduced(quarter, rd_ratio)
         self.fc1 = Pointwise(quarter, hidden, **factory)
@@ -75,6 +89,6 @@ class PyramidSplit(nn.Module):
         return self._weights(self._branches(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The weighted branches side by side, (B, C, H, W)."""
+        """The weighted branches side by side, (B, C, H / stride, W / stride)."""
         branches = self._branches(x)
         return gate(branches, self._weights(branches))

@@ -9,10 +9,10 @@ Li et al., *Selective Kernel Networks*, CVPR 2019, https://arxiv.org/abs/1903.06
 where F_1 is a 3x3 and F_2 a 3x3 convolution of dilation 2 (``branches``), W (d, C) is ``reduce`` with
 d = max(C/16, 32), and A_b are the two halves of ``select``.
 
-Differences from the paper: none for 32 groups (the paper's ResNeXt setting); other numbers of channels use the largest
-common divisor with 32. All convolutions are free of biases, as in the released model with its 27.5 M parameters. A
-stride is that of the two convolutions, as there. timm's ``SelectiveKernel`` is the same with ``split_input=False``; by
-default it gives each branch half of the input.
+Differences from the paper: none for 32 groups (the paper's ResNeXt setting: SKNet-50 is ``resnext50_32x4d_sk``); other
+numbers of channels use the largest common divisor with 32. All convolutions are free of biases, as in the released
+model with its 27.5 M parameters. A stride is that of the two convolutions, as there. timm's ``SelectiveKernel`` is the
+same with ``split_input=False``; by default it gives each branch half of the input.
 
 >>> import torch
 >>> SelectiveKernel(64)(torch.randn(2, 64, 8, 8)).shape

@@ -4,7 +4,7 @@ Woo et al., *CBAM: Convolutional Block Attention Module*, ECCV 2018, https://arx
 
 .. math:: \tilde x = x \cdot \sigma(\mathrm{BN}(f^{7\times7}([\max_c x;\ \mathrm{mean}_c\, x])))
 
-where f is ``conv``, a convolution from two channels to one.
+where f is ``gate.conv``, a convolution from two channels to one.
 
 Differences from the paper: the paper writes [mean; max] and no batch norm. The authors' code, which produced the
 published figures, stacks [max; mean], has no bias, and adds a batch norm whose scale starts at zero (so that the gate

@@ -51,8 +51,7 @@ def norm_channels(norm: nn.LayerNorm, x: Tensor) -> Tensor:
 
 def padded(x: Tensor, height: int, width: int, *, value: float = 0) -> Tensor:
     """The map, made larger until its sides are multiples of these."""
-    below, right = -x.shape[2] % height, -x.shape[3] % width
-    return F.pad(x, (0, right, 0, below), value=value) if below or right else x
+    return F.pad(x, (0, -x.shape[3] % width, 0, -x.shape[2] % height), value=value)
 
 
 def tiles(x: Tensor, height: int, width: int) -> Tensor:

@@ -45,10 +45,10 @@ class Tiling(NamedTuple):
     def joined(self, x: Tensor, height: int, width: int) -> Tensor:
         """Results (B·tiles, heads, (b/stride)², d) for the queries of an H x W map, as a map (B, heads·d, H', W')."""
         side = self.tile // self.stride
-        down, across = -(-height // self.tile), -(-width // self.tile)
+        down, across = whole(height, self.tile), whole(width, self.tile)
         x = x.unflatten(0, (-1, down, across)).unflatten(4, (side, side))
         x = x.permute(0, 3, 6, 1, 4, 2, 5).flatten(5).flatten(3, 4).flatten(1, 2)  # (B, heads·d, rows, columns)
-        return x[..., : -(-height // self.stride), : -(-width // self.stride)]
+        return x[..., : whole(height, self.stride), : whole(width, self.stride)]
 
     def offsets(self, device: torch.device) -> Tensor:
         """How far a row of keys is below a row of queries, (b/stride, b + 2h); of columns the same."""
@@ -70,6 +70,11 @@ class Tiling(NamedTuple):
         heads = weights.shape[1]
         weights = self.joined(weights, height, width).unflatten(1, (heads, -1)).flatten(3).mT  # (B, heads, N', keys)
         return spread(weights, self.joined(places, height, width).flatten(2).mT, height * width)
+
+
+def whole(length: int, step: int) -> int:
+    """So many steps cover a length; in this form ONNX divides as Python does, which -(-length // step) is not."""
+    return (length + step - 1) // step
 
 
 def _cut(x: Tensor, heads: int, side: int, step: int) -> Tensor:
@@ -105,7 +110,8 @@ def reflected(x: Tensor, margin: int) -> Tensor:
     for dim in (2, 3):
         length = x.shape[dim]
         there_and_back = max(1, 2 * (length - 1))
-        index = torch.arange(-margin, length + margin, device=x.device) % there_and_back
+        index = torch.arange(-margin, length + margin, device=x.device)
+        index = index - index // there_and_back * there_and_back  # what % is; ONNX has that of constants only
         x = x.index_select(dim, torch.minimum(index, there_and_back - index))
     return x
 
@@ -124,14 +130,12 @@ def start_tables(*tables: Tensor) -> None:
 def resample_offsets(table: Tensor, size: int) -> Tensor:
     """Relative embeddings (2S - 1, d) of offsets -(S-1)..S-1, read at 2·size - 1 offsets between the same ends."""
     span = (table.shape[0] - 1) // 2
-    if size == span + 1:
-        return table
     if size == 1:
         return table[span : span + 1]  # the only offset is zero
     # The i-th of 2·size - 1 offsets lies at i·span / (size - 1) of the table; integers keep this exact.
     position = torch.arange(2 * size - 1, device=table.device) * span
     below = position // (size - 1)
-    fraction = (position % (size - 1)).to(table.dtype).unsqueeze(1) / (size - 1)
+    fraction = (position - below * (size - 1)).to(table.dtype).unsqueeze(1) / (size - 1)
     return torch.lerp(table[below], table[(below + 1).clamp_max(2 * span)], fraction)
 
 
@@ -162,9 +166,9 @@ def with_places(query: Tensor, key: Tensor, along_h: Tensor, along_w: Tensor) ->
         along_w: to those of every column, (..., h, w, W).
     """
     height, width = along_h.shape[-1], along_w.shape[-1]
-    row = torch.eye(height, device=key.device, dtype=key.dtype).repeat_interleave(width, 0)  # (H·W, H)
-    column = torch.eye(width, device=key.device, dtype=key.dtype).repeat(height, 1)  # (H·W, W)
-    place = torch.cat([row, column], dim=1).expand(*key.shape[:-2], -1, -1)
+    row = torch.eye(height, device=key.device, dtype=key.dtype).unsqueeze(1).expand(-1, width, -1)
+    column = torch.eye(width, device=key.device, dtype=key.dtype).expand(height, -1, -1)
+    place = torch.cat([row, column], dim=2).flatten(0, 1).expand(*key.shape[:-2], -1, -1)
     query = torch.cat([query, along_h, along_w], dim=-1).flatten(-3, -2)
     return query, torch.cat([key, place], dim=-1)
 

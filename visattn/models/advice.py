@@ -77,7 +77,7 @@ class BlockRows(list[BlockRow]):
             cells.append([*told, *(["", "", "", ""] if row.problem else [*costs[0], *costs[1]])])
         caption = (
             f"added to {self.network} with {self.parameters:,} parameters and {self.macs:,} MACs, where create_model "
-            "puts the block: in a ResNet where its paper does, if it has one"
+            "puts the block: in a ResNet where its paper puts it, if the paper has a ResNet"
         )
         return Table(["block", "attends to", "where", "parameters", "", "MACs", ""], cells, caption, texts=3)
 

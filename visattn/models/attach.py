@@ -59,7 +59,8 @@ def attach(
         block: a registered name, or a function of the number of channels that returns a module; ``"patch"`` turns
             the attention of a vision transformer into :class:`PatchAttention`, with its weights, instead.
         at: ``"blocks"`` (every residual block), ``"stages"`` (the end of every resolution), or names and globs of
-            modules; by default residual blocks, or stages where there are none.
+            modules; by default residual blocks, or stages where there are none. Places whose pixels the output does not
+            read are left out, unless they are named.
         init: ``"identity"`` blends the block in with a learnable gain, so that the output is bit for bit the same at
             first; ``"paper"`` starts the block as its paper does.
         stack: allow a second block at a place that has one.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from visattn.listing import times
 from visattn.models.layout import Place
 from visattn.models.names import model_config
 from visattn.models.places import choose, is_doubtful, reaching_output, survey_places
@@ -42,7 +44,11 @@ class PlaceRow:
 
 
 class PlaceRows(list[PlaceRow]):
-    """Rows that print as a table."""
+    """Rows that print as a table, and the shape of the images that their sizes belong to."""
+
+    def __init__(self, rows: Iterable[PlaceRow], image: Sequence[int]) -> None:
+        super().__init__(rows)
+        self.image = tuple(image)
 
     def table(self) -> Table:
         """A row per place."""
@@ -57,7 +63,10 @@ class PlaceRows(list[PlaceRow]):
             ]
             for row in self
         ]
-        caption = f"{len(self)} places, in the order of the forward pass; at= also takes globs, such as '*.conv2'"
+        caption = (
+            f"{len(self)} places, in the order of the forward pass of images of {times(self.image)} (image_size= for "
+            "others); at= also takes globs, such as '*.conv2'"
+        )
         return Table(["name", "module", "layout", "at=", "channels", "size"], cells, caption, texts=4)
 
     def __repr__(self) -> str:
@@ -69,7 +78,7 @@ def places(model: nn.Module | str, *, image_size: int | None = None) -> PlaceRow
 
     Args:
         model: a network, or the name of one; by name it is only sketched, and no weights are downloaded.
-        image_size: height and width of the images; the network's own unless given.
+        image_size: height and width of the images; the network's own unless given, or 224 if it states none.
 
     >>> found = places("test_resnet")
     >>> [(row.name, row.channels, row.height) for row in found if "stages" in row.at]
@@ -79,7 +88,7 @@ def places(model: nn.Module | str, *, image_size: int | None = None) -> PlaceRow
     every = found.places()
     read = set(reaching_output(network, found, list(every.values())))
     selected = {at: set(selected_by(network, found, at)) for at in ("blocks", "stages")}
-    return PlaceRows(
+    rows = (
         PlaceRow(
             name,
             str(place.layout),
@@ -91,6 +100,7 @@ def places(model: nn.Module | str, *, image_size: int | None = None) -> PlaceRow
         )
         for name, place in every.items()
     )
+    return PlaceRows(rows, found.input_shape[1:])
 
 
 def surveyed(model: nn.Module | str, image_size: int | None) -> tuple[nn.Module, Survey]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def example_images(model: nn.Module) -> Iterator[Tensor]:
 
 
 def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> list[Place]:
-    """The places that ``at`` stands for; raise if one cannot be matched or would have no effect."""
+    """The places that ``at`` stands for, without those that would have no effect; raise if nothing is left."""
     places = found.places()
     if not found.ran and any(model.children()):
         raise ValueError(
@@ -79,7 +80,7 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
         if not effective:
             raise ValueError(f"no {at} of the network reach its output; {_could_match(places)}")
         return list(dict.fromkeys(effective))
-    chosen: list[Place] = []
+    chosen: dict[str, list[Place]] = {}
     if not at:
         raise ValueError("at is empty: name at least one place")
     for pattern in [at] if isinstance(at, str) else at:
@@ -98,15 +99,15 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
                 several = " and ".join(map(str, widths))
                 problem = f"{pattern!r} is called for maps of {several} channels, and one block fits one width only"
             raise ValueError(f"{problem}:{close} {_could_match(places)}")
-        chosen += matches
-    chosen = list(dict.fromkeys(chosen))
-    without = [place.name for place in chosen if place not in reaching_output(model, found, chosen)]
-    if without:
-        raise ValueError(
-            f"what happens to the pixels behind {first_few(without, 8)} does not reach the output (the class "
-            "token is read there): choose an earlier place"
-        )
-    return chosen
+        chosen[pattern] = matches
+    read = reaching_output(model, found, list(dict.fromkeys(chain(*chosen.values()))))
+    for matches in chosen.values():
+        if not set(matches) & set(read):
+            raise ValueError(
+                f"what happens to the pixels behind {first_few([place.name for place in matches], 8)} does not reach "
+                "the output (the class token is read there): choose an earlier place"
+            )
+    return read
 
 
 def usual_places(

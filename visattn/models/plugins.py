@@ -25,6 +25,7 @@ from typing import Any
 import timm
 
 from visattn.blocks import block_info, list_blocks
+from visattn.blocks.announced import announced, from_same_package
 from visattn.listing import first_few
 
 OWN = (
@@ -167,6 +168,9 @@ def check_plugins(card: Mapping[str, Any], source: str | Path) -> None:
         missing = [name for name in plugin["registers"] if name not in known]
         if missing:
             named = first_few([repr(name[:40]) for name in missing], 2)
+            if "package" in plugin:
+                package = plugin["package"][:100]
+                raise ValueError(f"this model needs {named}: install the package {package!r}: {str(source)!r}")
             raise ValueError(
                 f"this model needs --plugin {plugin['name'][:100]}, which has {named} "
                 f"(in Python: import it before): {str(source)!r}"
@@ -201,7 +205,11 @@ def _source(name: str) -> dict[str, Any] | None:
     file = getattr(sys.modules.get(module), "__file__", None)
     if module == "__main__":
         return {"name": Path(file).name if file else "the code that registers it", **_digest(file)}
-    return {"name": module, **_digest(file)}
+    source = {"name": module, **_digest(file)}
+    for entry in announced().get(name, ()):
+        if entry.dist is not None and from_same_package(thing, entry):
+            source["package"] = entry.dist.name
+    return source
 
 
 def _digest(file: str | None) -> dict[str, str]:

@@ -130,6 +130,8 @@ def _problem(convolution: nn.Conv2d) -> str | None:
         return "is a 1x1 convolution, which does not look at other pixels"
     if convolution.dilation != (1, 1):
         return f"has a dilation of {convolution.dilation}, which no block has"
+    if convolution.padding_mode != "zeros":
+        return f"continues the map by {convolution.padding_mode!r}, and blocks do so with zeros"
     stride, other = convolution.stride
     if stride != other:
         return f"has a stride of {convolution.stride}: a block has one stride for rows and columns"

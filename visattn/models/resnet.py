@@ -6,6 +6,7 @@ In most of them that is the residual branch, behind its last batch norm and befo
 - SimAM stands behind the second convolution of a unit, before its batch norm, with lambda 0.1;
 - non-local, double and efficient attention stand behind two units of stage 2 and three of stage 3, evenly spread;
 - hard, dual, criss-cross and external attention stand behind the last stage;
+- global second-order pooling stands in the last unit of every stage;
 - SCSA stands behind the activation of the second convolution of a unit;
 - generalized attention does so too, in stages 3 and 4;
 - ECA uses the kernel sizes of the released models, where there are such;
@@ -18,9 +19,9 @@ the last three; both have tables of positions for the size of the map there. Sel
 contextual transformer bring a norm and an activation, which replace those of the unit as well. ResNeSt has an average
 pooling of stride 1 in its first unit, RedNet (``involution``) and SASA a stem of their own: these are left out.
 
-Axial attention, SCSA and pyramid split attention stand behind the activation inside the unit (``INSIDE``). The paper of
-GCT puts one before every convolution; here it stands with the other gates. Self-attention whose paper has no ResNet
-stands where it does in other networks, behind every stage.
+Axial attention and SCSA stand behind the activation inside the unit (``INSIDE``). The paper of GCT puts one before
+every convolution; here it stands with the other gates. Self-attention whose paper has no ResNet stands where it does in
+other networks, behind every stage.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ ECA_RELEASED: dict[tuple[type[nn.Module], tuple[int, ...]], tuple[int, ...]] = {
 
 # Blocks that replace convolutions, and the stages in which they do.
 REPLACING: dict[str, slice] = {
-    **dict.fromkeys(("acmix", "cot", "halo", "involution", "lambda", "sasa", "sk", "splat"), slice(0, 4)),
+    **dict.fromkeys(("acmix", "cot", "halo", "involution", "lambda", "psa", "sasa", "sk", "splat"), slice(0, 4)),
     "aug": slice(1, 4),
     "mhsa": slice(3, 4),
 }
@@ -57,7 +58,7 @@ INNER: dict[type[nn.Module], tuple[str, str, str]] = {
     Bottleneck: ("conv2", "bn2", "act2"),
 }
 
-INSIDE = ("axial", "psa", "scsa")  # behind the activation inside the unit
+INSIDE = ("axial", "scsa")  # behind the activation inside the unit
 BOUND = ("ge_theta", "ge_theta_plus")  # their kernels are as large as the map: smaller images do not fit
 
 
@@ -106,7 +107,7 @@ def paper_places(model: nn.Module, found: Survey, block: str) -> dict[Place, dic
     kernels = ECA_RELEASED.get((type(unit), tuple(len(units) for units in stages)))
     chosen = {}
     for stage, units in enumerate(stages):
-        for name in units:
+        for name in units[-1:] if block == "gsop" else units:
             place = places[f"{name}.{position}"]
             settings: dict[str, Any] = {}
             if block == "eca" and kernels is not None:

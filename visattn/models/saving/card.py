@@ -131,7 +131,9 @@ def model_input(value: Any, path: str) -> None:
             raise ValueError(f"{path}.{key} has {len(value[key])} numbers for {channels} channels")
 
 
-PLUGIN = record({"name": text(longest=1000), "registers": each(text(MODEL_NAME))}, {"sha256": text(DIGEST)})
+PLUGIN = record(
+    {"name": text(longest=1000), "registers": each(text(MODEL_NAME))}, {"package": text(), "sha256": text(DIGEST)}
+)
 NAMES = each(text(longest=1000))
 KNOWN = record(
     {"model": model},
