@@ -9,8 +9,7 @@ https://arxiv.org/abs/1904.11492
 where w_k is ``key`` (1x1 to one channel), W_v1 is ``fc1``, W_v2 is ``fc2`` and the bottleneck is C/16 wide.
 
 Differences from the paper: none; as in the authors' code, all three convolutions have biases and the last one starts
-at zero, so that the block starts as the identity. The 28.08 M parameters given for a ResNet-50 are not reproduced: with
-the block in every unit it has 28.11 M. (timm's ``gc`` multiplies instead; its ``gca`` adds.)
+at zero, so that the block starts as the identity. (timm's ``gc`` multiplies instead; its ``gca`` adds.)
 
 >>> import torch
 >>> x = torch.randn(2, 64, 8, 8)
