@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.callbacks import LearningRateMonitor, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
@@ -79,7 +79,8 @@ def create_trainer(
         Interruption(run, signals),
         Record(run, progress.finish_epoch, settings.patience),
     ]
-    theirs = extra.pop("callbacks", None)
+    theirs = _others(extra.pop("callbacks", None))
+    _check_averaging([*own, *theirs])
     plugins = extra.pop("plugins", None)
     if isinstance(extra.get("strategy"), str):
         raise ValueError(f"'--trainer.strategy' takes a class: use --strategy {extra['strategy']}")
@@ -107,7 +108,7 @@ def create_trainer(
         arguments["strategy"] = Sharding(save_distributed_checkpoint=False)  # any number of processes can load it
     try:
         trainer = Trainer(
-            callbacks=[*own, *_others(theirs)],
+            callbacks=[*own, *theirs],
             logger=loggers is not False
             and [TensorBoardLogger(run.folder, name="tensorboard", version=""), *_others(loggers)],
             plugins=[SafeCheckpointIO(), *_others(plugins)],
@@ -146,6 +147,14 @@ def _others(given: Any) -> list[Any]:
     if given is None or given is True:
         return []
     return given if isinstance(given, list) else [given]
+
+
+def _check_averaging(callbacks: Sequence[Callback]) -> None:
+    """Raise if two callbacks average the weights: each would validate and save the other's."""
+    found = [each for each in callbacks if isinstance(each, WeightAveraging | StochasticWeightAveraging)]
+    names = ["--ema" if isinstance(each, Averaging) else type(each).__name__ for each in found]
+    if len(names) > 1:
+        raise ValueError(f"{names[0]} already averages the weights: leave out {', '.join(names[1:])}")
 
 
 def quiet() -> None:
