@@ -224,6 +224,12 @@ def test_every_piece_of_the_recipe_trains(elsewhere, piece):
     assert main(["--resume", f"runs/{piece}", "--epochs", "3"]) == 0
 
 
+def test_resuming_with_layer_decay_does_not_say_that_it_has_no_effect(undrawn, caplog):
+    run("--name", "decayed", "--epochs", "1", "--layer-decay", "0.7")
+    assert main(["--resume", "runs/decayed", "--epochs", "2"]) == 0
+    assert "Layer-wise lr decay" not in caplog.text
+
+
 def test_the_film_has_every_second_epoch_and_the_last(undrawn):
     run("--name", "filmed", "--epochs", 3, "--film-every", 2, "--trainer.limit_train_batches", 1)
     frames = sorted((undrawn / "runs" / "filmed" / "film").iterdir())
