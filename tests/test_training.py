@@ -362,11 +362,34 @@ def test_a_bad_image_is_named_and_ends_the_run(photographs, capsys, kind):
     damage, message = DAMAGE[kind]
     file = photographs / "train" / "cat" / "007.jpg"
     file.write_bytes(damage(file.read_bytes()))
-    said = run(*FOLDER, code=2, capsys=capsys)
+    said = run(*FOLDER, code=1, capsys=capsys)  # after the first step
     (line,) = said.err.strip().splitlines()
     assert "photographs/train/cat/007.jpg: " in line
     assert message in line
     assert "--on-bad-image skip" in line
+
+
+def test_an_error_in_the_middle_of_a_run_is_not_one_of_usage(undrawn, monkeypatch, capsys):
+    def broken(*_):
+        raise ValueError("the disk has turned to stone")
+
+    monkeypatch.setattr("visattn.training.record._write_rows", broken)  # after an epoch
+    assert run(code=1, capsys=capsys).err == "train.py: the disk has turned to stone\n"
+    monkeypatch.undo()
+    monkeypatch.setattr("visattn.training.train.write_model", broken)  # after the last
+    assert run(code=1, capsys=capsys).err == "train.py: the disk has turned to stone\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--trainer.logger", "{class_path: CSVLogger, init_args: {save_dir: runs/own, name: table}}"],
+        ["--trainer.callbacks", "ModelCheckpoint"],
+        ["--trainer.callbacks", "{class_path: ModelCheckpoint, init_args: {dirpath: runs/own/mine, save_last: true}}"],
+    ],
+)
+def test_loggers_and_callbacks_may_write_beside_the_files_of_a_run(undrawn, arguments):
+    run("--name", "own", "--epochs", "1", *arguments)
 
 
 def test_class_names_are_not_formulas(photographs):
