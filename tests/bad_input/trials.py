@@ -151,7 +151,7 @@ TRAINER = [
     run("--trainer.profiler foo", "it can only be one of"),
     run("--trainer.callbacks EarlyStopping", "EarlyStopping: the following arguments are required: monitor"),
     run("--trainer.callbacks LearningRateFinder", "Lightning's Trainer failed with these arguments: AttributeError"),
-    run("--trainer.callbacks BackboneFinetuning", "cannot be written to a config.yaml"),
+    run("--trainer.callbacks BackboneFinetuning", "The LightningModule should have a nn.Module `backbone` attribute"),
     run("--trainer.callbacks TQDMProgressBar", "multiple progress bar callbacks"),
     run("--ema 0.9 --trainer.callbacks WeightAveraging", "--ema already averages the weights: leave out WeightAverag"),
     run("--ema 0.9 --trainer.callbacks EMAWeightAveraging", "--ema already averages the weights: leave out EMAWeight"),
@@ -169,7 +169,7 @@ TRAINER = [
         "runs/a/checkpoints, where the run's own files are: give it another folder"),
     run("--name a --trainer.callbacks '{class_path: ModelCheckpoint, init_args: {dirpath: runs, filename: "
         "a/checkpoints/best}}'", "runs/a/checkpoints, where the run's own files are: give it another folder"),
-    run("--name a --trainer.logger false --trainer.callbacks ModelCheckpoint", "would write to runs/a/checkpoints, where"),
+    run("--name a --trainer.logger false --trainer.callbacks ModelCheckpoint", "would write to runs/a/checkpoints, "),
     run("--name a --trainer.callbacks '{class_path: OnExceptionCheckpoint, init_args: {dirpath: runs/a/checkpoints, "
         "filename: last}}'", "OnExceptionCheckpoint would write to runs/a/checkpoints, where the run's own files"),
     run("--trainer.logger CSVLogger", "CSVLogger: the following arguments are required: save_dir"),
