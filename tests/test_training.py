@@ -197,6 +197,22 @@ def test_lightnings_own_arguments(elsewhere, arguments):
     )
 
 
+def test_a_run_that_max_steps_has_ended_says_how_to_train_on(undrawn, capsys):
+    run("--name", "cut", "--epochs", "1", "--trainer.max_steps", "1")
+    capsys.readouterr()
+    assert main(["--resume", "runs/cut"]) == 0
+    said = capsys.readouterr().out
+    assert "note: --trainer.max_steps 1 is reached: raise it to train on" in said
+    assert "epochs of the run are done" not in said
+    assert main(["--resume", "runs/cut", "--trainer.max_steps", "-1"]) == 2
+    assert capsys.readouterr().err == (
+        "train.py: epoch 1, the last one, was ended early (by --trainer.max_steps, say) and cannot be continued: give "
+        "more --epochs to train on\n"
+    )
+    assert main(["--resume", "runs/cut", "--trainer.max_steps", "-1", "--epochs", "2"]) == 0
+    assert checkpoint(undrawn / "runs" / "cut")["global_step"] == 5
+
+
 PIECES = {
     "sgd": ["--optimizer", "sgd", "--lr", "0.1"],
     "lamb": ["--optimizer", "lamb"],
@@ -224,7 +240,8 @@ def test_every_piece_of_the_recipe_trains(elsewhere, piece):
     assert main(["--resume", f"runs/{piece}", "--epochs", "3"]) == 0
 
 
-def test_resuming_with_layer_decay_does_not_say_that_it_has_no_effect(undrawn, caplog):
+@pytest.mark.usefixtures("undrawn")
+def test_resuming_with_layer_decay_does_not_say_that_it_has_no_effect(caplog):
     run("--name", "decayed", "--epochs", "1", "--layer-decay", "0.7")
     assert main(["--resume", "runs/decayed", "--epochs", "2"]) == 0
     assert "Layer-wise lr decay" not in caplog.text
@@ -369,7 +386,8 @@ def test_a_bad_image_is_named_and_ends_the_run(photographs, capsys, kind):
     assert "--on-bad-image skip" in line
 
 
-def test_an_error_in_the_middle_of_a_run_is_not_one_of_usage(undrawn, monkeypatch, capsys):
+@pytest.mark.usefixtures("undrawn")
+def test_an_error_in_the_middle_of_a_run_is_not_one_of_usage(monkeypatch, capsys):
     def broken(*_):
         raise ValueError("the disk has turned to stone")
 
@@ -380,6 +398,7 @@ def test_an_error_in_the_middle_of_a_run_is_not_one_of_usage(undrawn, monkeypatc
     assert run(code=1, capsys=capsys).err == "train.py: the disk has turned to stone\n"
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -388,7 +407,7 @@ def test_an_error_in_the_middle_of_a_run_is_not_one_of_usage(undrawn, monkeypatc
         ["--trainer.callbacks", "{class_path: ModelCheckpoint, init_args: {dirpath: runs/own/mine, save_last: true}}"],
     ],
 )
-def test_loggers_and_callbacks_may_write_beside_the_files_of_a_run(undrawn, arguments):
+def test_loggers_and_callbacks_may_write_beside_the_files_of_a_run(arguments):
     run("--name", "own", "--epochs", "1", *arguments)
 
 

@@ -45,7 +45,7 @@ def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, arg
         if arguments and passed[-1].startswith("lightning.") and not isinstance(error, PROBLEMS):
             raise ValueError(f"Lightning's Trainer failed with these arguments: {reason}") from error
         raise
-    if trainer.current_epoch == 0:
+    if trainer.current_epoch == 0 and not run.best.is_file():
         raise ValueError("no epoch was completed, so there is nothing to save: check --trainer.max_steps and max_time")
 
 

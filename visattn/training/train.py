@@ -16,7 +16,7 @@ from visattn.models.saving.saved import write_model
 from visattn.models.saving.weights import card_of, model_weights
 from visattn.training.banner import announce
 from visattn.training.building import card, create_classifier, create_data, create_source
-from visattn.training.checkpoints import check_resumable, epochs_done, load_checkpoint
+from visattn.training.checkpoints import check_resumable, load_checkpoint, why_complete
 from visattn.training.fitting import fit, under_way
 from visattn.training.optimisation import check_optimizer_state
 from visattn.training.pictures import create_film, draw_outcome
@@ -65,14 +65,14 @@ def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config:
         check_optimizer_state(state, classifier.model, settings)
         if run.best.is_file():  # it is read only at the end, which may be days away
             check_resumable(load_checkpoint(run.best), known, classifier.model, settings, source.classes)
-    is_complete = state is not None and epochs_done(state) >= settings.epochs
+    complete = None if state is None else why_complete(state, settings, arguments)
     steps = 0 if state is None else state["global_step"]
     del state  # Lightning reads it again
     film = create_film(run.folder, settings, classifier.model, data)
     trainer = create_trainer(settings, run, arguments, signals, film)
-    if not is_complete:
+    if complete is None:
         on_first_process(start, run, config)
-    on_first_process(announce, run, classifier, data, trainer, is_complete=is_complete)
+    on_first_process(announce, run, classifier, data, trainer, complete)
 
     with under_way(trainer, steps):
         fit(trainer, classifier, data, run, arguments)
