@@ -151,7 +151,7 @@ TRAINER = [
     run("--trainer.profiler foo", "it can only be one of"),
     run("--trainer.callbacks EarlyStopping", "EarlyStopping: the following arguments are required: monitor"),
     run("--trainer.callbacks LearningRateFinder", "Lightning's Trainer failed with these arguments: AttributeError"),
-    run("--trainer.callbacks BackboneFinetuning", "The LightningModule should have a nn.Module `backbone` attribute"),
+    run("--trainer.callbacks BackboneFinetuning", "Lightning's Trainer failed with these arguments: AttributeError"),
     run("--trainer.callbacks TQDMProgressBar", "multiple progress bar callbacks"),
     run("--ema 0.9 --trainer.callbacks WeightAveraging", "--ema already averages the weights: leave out WeightAverag"),
     run("--ema 0.9 --trainer.callbacks EMAWeightAveraging", "--ema already averages the weights: leave out EMAWeight"),

@@ -19,6 +19,7 @@ ONE_VALUE = "Expected more than 1 value per channel"  # torch's words
 
 # The module that reads a checkpoint.
 RESTORING = "lightning.pytorch.trainer.connectors.checkpoint_connector"
+CALLBACKS = "lightning.pytorch.callbacks."
 
 
 def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, arguments: Mapping[str, Any]) -> None:
@@ -42,7 +43,9 @@ def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, arg
         theirs = not passed[-1].startswith("visattn.") and not isinstance(error, FloatingPointError)
         if run.checkpoint is not None and restoring and theirs:
             raise ValueError(f"{str(run.checkpoint)!r} does not contain the state of a run ({reason})") from error
-        if arguments and passed[-1].startswith("lightning.") and not isinstance(error, PROBLEMS):
+        caller = [each for each in passed if each.startswith(("visattn.", "lightning."))][-1]
+        lightnings = passed[-1].startswith("lightning.") or caller.startswith(CALLBACKS)
+        if arguments and lightnings and not isinstance(error, PROBLEMS):
             raise ValueError(f"Lightning's Trainer failed with these arguments: {reason}") from error
         raise
     if trainer.current_epoch == 0 and not run.best.is_file():
