@@ -157,6 +157,8 @@ TRAINER = [
     run("--ema 0.9 --trainer.callbacks EMAWeightAveraging", "--ema already averages the weights: leave out EMAWeight"),
     run("--ema 0.9 --trainer.callbacks '{class_path: StochasticWeightAveraging, init_args: {swa_lrs: 1, device: cpu}}'",
         "--ema already averages the weights: leave out StochasticWeightAveraging"),
+    run("--trainer.callbacks '{class_path: StochasticWeightAveraging, init_args: {swa_lrs: 1}}'",
+        "StochasticWeightAveraging replaces the learning-rate schedule, and the run could not be resumed: use --ema"),
     run("--trainer.callbacks+=WeightAveraging --trainer.callbacks+=EMAWeightAveraging",
         "WeightAveraging already averages the weights: leave out EMAWeightAveraging"),
     run("--trainer.callbacks '{class_path: EarlyStopping, init_args: {monitor: a, patience: x}}'",

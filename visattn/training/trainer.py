@@ -157,11 +157,13 @@ def _others(given: Any) -> list[Any]:
 
 
 def _check_averaging(callbacks: Sequence[Callback]) -> None:
-    """Raise if two callbacks average the weights: each would validate and save the other's."""
+    """Raise if two callbacks average the weights, each of which would save the other's, or one in a way of its own."""
     found = [each for each in callbacks if isinstance(each, WeightAveraging | StochasticWeightAveraging)]
     names = ["--ema" if isinstance(each, Averaging) else type(each).__name__ for each in found]
     if len(names) > 1:
         raise ValueError(f"{names[0]} already averages the weights: leave out {', '.join(names[1:])}")
+    if found and isinstance(found[0], StochasticWeightAveraging):
+        raise ValueError(f"{names[0]} replaces the learning-rate schedule, and the run could not be resumed: use --ema")
 
 
 def _check_places(run: Run, trainer: Trainer, others: Sequence[Callback | Logger]) -> None:
