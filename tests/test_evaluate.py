@@ -203,8 +203,19 @@ def test_the_bundled_digits_come_before_a_folder_of_that_name(tmp_path, monkeypa
 
 
 def test_metrics_by_kind():
-    assert chosen_metrics("localisation")[0][0] == "pointing"
-    assert chosen_metrics(["all"])[0] == list(METRICS)
+    assert chosen_metrics("localisation")[0] == "pointing"
+    assert chosen_metrics(["all"]) == list(METRICS)
+
+
+@pytest.mark.parametrize("metrics", [["gridpg", "pointing", "srg"], ["localisation", "srg"]])
+def test_metrics_that_cannot_be_computed_are_left_out_however_they_were_named(metrics):
+    told = []
+    model = timm.create_model("test_resnet", num_classes=10)
+    images = torch.rand(2, 3, 64, 64)
+    found = evaluate(model, images, "edge", metrics, note=lambda what, why: told.append(f"{what}: {why}"))
+    assert set(found.values) == {"srg"}
+    assert any(line.startswith("pointing") and "where the objects are" in line for line in told)
+    assert any(line.startswith("gridpg: no mosaics") for line in told)
 
 
 def test_the_live_model_is_not_touched_by_random_weights():

@@ -1,6 +1,7 @@
 """The command line and the configuration files."""
 
 import inspect
+import json
 import re
 from dataclasses import fields
 
@@ -50,6 +51,16 @@ def test_dictionaries_and_lightnings_own_arguments():
     assert request.settings.attn_options == {"rd_ratio": 0.125}
     assert request.trainer["limit_val_batches"] == 2
     assert [type(callback).__name__ for callback in request.trainer["callbacks"]] == ["Timer"]
+
+
+@pytest.mark.parametrize("name", ["Timer", "StochasticWeightAveraging", "BackboneFinetuning"])
+def test_the_configuration_has_what_was_given_to_a_class_and_not_its_defaults(name):
+    given = {"swa_lrs": 0.5} if name.startswith("Stoch") else {}
+    request = parse([f"--trainer.callbacks+={json.dumps({'class_path': name, 'init_args': given})}"])
+    (callback,) = yaml.safe_load(request.to_yaml([]))["trainer"]["callbacks"]
+    assert callback["class_path"].endswith(f".{name}")
+    assert callback.get("init_args", {}) == given
+    assert type(request.trainer["callbacks"][0]).__name__ == name
 
 
 def test_resume_alone_and_with_a_folder(tmp_path):

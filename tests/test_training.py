@@ -197,6 +197,22 @@ def test_lightnings_own_arguments(elsewhere, arguments):
     )
 
 
+def test_a_run_that_max_steps_has_ended_says_how_to_train_on(undrawn, capsys):
+    run("--name", "cut", "--epochs", "1", "--trainer.max_steps", "1")
+    capsys.readouterr()
+    assert main(["--resume", "runs/cut"]) == 0
+    said = capsys.readouterr().out
+    assert "note: --trainer.max_steps 1 is reached: raise it to train on" in said
+    assert "epochs of the run are done" not in said
+    assert main(["--resume", "runs/cut", "--trainer.max_steps", "-1"]) == 2
+    assert capsys.readouterr().err == (
+        "train.py: epoch 1, the last one, was ended early (by --trainer.max_steps, say) and cannot be continued: give "
+        "more --epochs to train on\n"
+    )
+    assert main(["--resume", "runs/cut", "--trainer.max_steps", "-1", "--epochs", "2"]) == 0
+    assert checkpoint(undrawn / "runs" / "cut")["global_step"] == 5
+
+
 PIECES = {
     "sgd": ["--optimizer", "sgd", "--lr", "0.1"],
     "lamb": ["--optimizer", "lamb"],
@@ -222,6 +238,13 @@ def test_every_piece_of_the_recipe_trains(elsewhere, piece):
     assert (elsewhere / "runs" / piece / "heatmaps.png").is_file()
     # and the run can be repeated and continued from what it wrote down
     assert main(["--resume", f"runs/{piece}", "--epochs", "3"]) == 0
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_resuming_with_layer_decay_does_not_say_that_it_has_no_effect(caplog):
+    run("--name", "decayed", "--epochs", "1", "--layer-decay", "0.7")
+    assert main(["--resume", "runs/decayed", "--epochs", "2"]) == 0
+    assert "Layer-wise lr decay" not in caplog.text
 
 
 def test_the_film_has_every_second_epoch_and_the_last(undrawn):
@@ -356,11 +379,36 @@ def test_a_bad_image_is_named_and_ends_the_run(photographs, capsys, kind):
     damage, message = DAMAGE[kind]
     file = photographs / "train" / "cat" / "007.jpg"
     file.write_bytes(damage(file.read_bytes()))
-    said = run(*FOLDER, code=2, capsys=capsys)
+    said = run(*FOLDER, code=1, capsys=capsys)  # after the first step
     (line,) = said.err.strip().splitlines()
     assert "photographs/train/cat/007.jpg: " in line
     assert message in line
     assert "--on-bad-image skip" in line
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_error_in_the_middle_of_a_run_is_not_one_of_usage(monkeypatch, capsys):
+    def broken(*_):
+        raise ValueError("the disk has turned to stone")
+
+    monkeypatch.setattr("visattn.training.record._write_rows", broken)  # after an epoch
+    assert run(code=1, capsys=capsys).err == "train.py: the disk has turned to stone\n"
+    monkeypatch.undo()
+    monkeypatch.setattr("visattn.training.train.write_model", broken)  # after the last
+    assert run(code=1, capsys=capsys).err == "train.py: the disk has turned to stone\n"
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--trainer.logger", "{class_path: CSVLogger, init_args: {save_dir: runs/own, name: table}}"],
+        ["--trainer.callbacks", "ModelCheckpoint"],
+        ["--trainer.callbacks", "{class_path: ModelCheckpoint, init_args: {dirpath: runs/own/mine, save_last: true}}"],
+    ],
+)
+def test_loggers_and_callbacks_may_write_beside_the_files_of_a_run(arguments):
+    run("--name", "own", "--epochs", "1", *arguments)
 
 
 def test_class_names_are_not_formulas(photographs):

@@ -67,6 +67,7 @@ CASES = [
     Command(
         f"{RUN} --data folder --root split --image-size 32 --batch-size 4 --workers 0 --on-bad-image skip",
         "no validation image of class 'cat' can be read",
+        code=1,  # after the first epoch
         prepare=unreadable_in_validation,
     ),
     Command(f"{RUN} --model-options '{{num_classes: 5}}'", "cannot set 'num_classes': it follows from the data"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
+from inspect import Parameter, signature
 from typing import Any
 
 import yaml
@@ -77,4 +79,22 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> CommandLine:
     except Exception as error:  # a class of Lightning's or of a plugin can raise anything
         reason = one_line(" ".join(str(error).split()))[:300]
         raise ValueError(f"--trainer: {type(error).__name__}: {reason}") from error
-    return CommandLine(settings, {key: objects.trainer[key] for key in chosen}, chosen)
+    config = {key: _without_defaults(value) for key, value in chosen.items()}
+    return CommandLine(settings, {key: objects.trainer[key] for key in chosen}, config)
+
+
+def _without_defaults(value: Any) -> Any:
+    """A setting without the arguments of classes that have their default, which need not be something YAML can hold."""
+    if isinstance(value, list):
+        return [_without_defaults(each) for each in value]
+    if not isinstance(value, dict) or "class_path" not in value:
+        return value
+    module, _, name = value["class_path"].rpartition(".")
+    bases = getattr(import_module(module), name).__mro__  # the parser has checked and imported it
+    defaults = {
+        key: each.default for base in reversed(bases) for key, each in signature(base.__init__).parameters.items()
+    }
+    given = {
+        key: each for key, each in value.get("init_args", {}).items() if each != defaults.get(key, Parameter.empty)
+    }
+    return {**value, "init_args": {key: _without_defaults(each) for key, each in given.items()}}

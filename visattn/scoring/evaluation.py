@@ -84,7 +84,7 @@ def evaluate(
     check_default_device()
     yes_or_no(balanced=balanced)
     functions(note=note, track=track)
-    wanted, named = chosen_metrics(metrics)
+    wanted = chosen_metrics(metrics)
     FILLS[fill]
     steps, batch_size = at_least_one("steps", steps, 1000), at_least_one("batch_size", batch_size, 2**16)
     number = at_least_one("number", number)
@@ -101,7 +101,7 @@ def evaluate(
     pictures = load_pictures(data, masks, lambda: prepared or own_preparation(trained.model), number, leave_out)
     black = None if prepared is None else black_of(prepared)
     engine = Engine(trained.model, pictures.inputs, target, black=black, batch_size=batch_size, seed=seed, track=track)
-    scorer = Scorer(trained.model, pictures, engine, fill, steps, seed, wanted, named, leave_out)
+    scorer = Scorer(trained.model, pictures, engine, fill, steps, seed, wanted, leave_out)
     arguments = _fitting(trained.model, pictures, asked, balanced, leave_out)
     is_auto = any(each["method"] == AUTO for each in arguments.values())
     auto = {AUTO: str(best_method(trained.model, pictures.inputs[:1]))} if is_auto else {}

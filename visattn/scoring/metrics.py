@@ -59,11 +59,11 @@ GROUPS: tuple[Kind, ...] = ("faithfulness", "localisation", "sanity", "cost")
 MASKED = ("pointing", "energy", "mass", "rank", "iou")  # these need to know where the object is
 
 
-def chosen_metrics(names: str | Sequence[str]) -> tuple[list[str], set[str]]:
-    """The scores in their order, and those of them that were asked for by their own name and not as part of a group.
+def chosen_metrics(names: str | Sequence[str]) -> list[str]:
+    """The scores in their order.
 
     >>> chosen_metrics(["cost", "srg"])
-    (['srg', 'passes', 'seconds'], {'srg'})
+    ['srg', 'passes', 'seconds']
     """
     given = list_of_names("metrics", names)
     known = [*METRICS, *GROUPS, "all"]
@@ -72,5 +72,4 @@ def chosen_metrics(names: str | Sequence[str]) -> tuple[list[str], set[str]]:
             raise ValueError(f"unknown metric {name!r}: {suggest(name, known)}")
     if not given:
         raise ValueError(f"no metrics: choose from {', '.join((*GROUPS, 'all'))}, or single ones")
-    wanted = [name for name, each in METRICS.items() if name in given or each.kind in given or "all" in given]
-    return wanted, {name for name in given if name in METRICS}
+    return [name for name, each in METRICS.items() if name in given or each.kind in given or "all" in given]

@@ -29,8 +29,7 @@ class Scorer:
         pictures: the images, and where the objects are.
         engine: the same images and what the model says of them.
         fill, steps, seed: see :func:`visattn.evaluate`.
-        wanted: the scores to compute,
-        named: and those of them that were asked for by name: it is an error if one of these cannot be had.
+        wanted: the scores to compute.
         leave_out: told of what cannot be done, and why.
     """
 
@@ -43,12 +42,11 @@ class Scorer:
         steps: int,
         seed: int,
         wanted: list[str],
-        named: set[str],
         leave_out: Callable[[str, str], None],
     ) -> None:
         self.model, self.pictures, self.engine = own_copy(model), pictures, engine
         self.fill, self.steps, self.seed, self.leave_out = fill, steps, seed, leave_out
-        self.wanted, self.named = wanted, named
+        self.wanted = wanted
         self.arguments: dict[str, dict[str, Any]] = {}  # of explain, by method
         self.rankings: dict[str, Ranking] = {}
         self.heatmaps: dict[str, NDArray[np.uint8]] = {}
@@ -93,10 +91,7 @@ class Scorer:
         self.values.setdefault(metric, {})[method] = values.detach().float().cpu().numpy()
 
     def _cannot(self, metrics: list[str], why: str) -> None:
-        """Left out if it came with a group, an error if it was asked for by name."""
-        for metric in metrics:
-            if metric in self.named:
-                raise ValueError(f"{metric}: {why}")
+        """Leave out scores that cannot be computed."""
         if metrics:
             self.leave_out(", ".join(metrics), why)
 

@@ -14,8 +14,8 @@ from visattn.training.classifier import Classifier
 from visattn.training.runs import Run
 
 
-def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer, *, is_complete: bool = False) -> None:
-    """Print what is about to happen; with a complete run, nothing but its pictures."""
+def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer, complete: str | None = None) -> None:
+    """Print what is about to happen; with a run that is complete, for this reason, nothing but its pictures."""
     settings, source = classifier.settings, data.source
     name = settings.model if settings.attn is None else f"{settings.model} with {settings.attn}"
     trained = count_parameters(classifier.model)
@@ -35,8 +35,8 @@ def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer
     print(f"{trainer.accelerator.__class__.__name__.removesuffix('Accelerator')}{processes}, writing to {run.folder}/")
     if run.checkpoint is not None:
         print(f"resuming from {run.checkpoint}")
-        if is_complete:
-            print(f"note: all {settings.epochs} epochs of the run are done: give more --epochs to train on")
+        if complete is not None:
+            print(f"note: {complete}")
     elif settings.resume is not None:
         print(f"nothing to resume in {run.folder}/ yet: starting from scratch")
     if trainer.world_size > 1 and trainer.accelerator.name() == "cpu" and _has_batch_norm(classifier.model):

@@ -108,6 +108,22 @@ def epochs_done(state: Mapping[str, Any]) -> int:
     return int(state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
 
 
+def why_complete(state: Mapping[str, Any], settings: Settings, arguments: Mapping[str, Any]) -> str | None:
+    """Why there is nothing left to train, if so; raises if the last epoch ended early and no longer has to."""
+    most = arguments.get("max_steps", -1)
+    if 0 <= most <= state["global_step"]:
+        return f"--trainer.max_steps {most} is reached: raise it to train on"
+    if epochs_done(state) < settings.epochs:
+        return None
+    is_whole = state["loops"]["fit_loop"]["epoch_loop.batch_progress"].get("is_last_batch", True)
+    if not is_whole and arguments.get("max_time") is None:
+        raise ValueError(
+            f"epoch {settings.epochs}, the last one, was ended early (by --trainer.max_steps, say) and cannot be "
+            "continued: give more --epochs to train on"
+        )
+    return f"all {settings.epochs} epochs of the run are done: give more --epochs to train on"
+
+
 def _is_broken(weight: Tensor) -> bool:
     return not weight.is_meta and not bool(weight.isfinite().all())
 

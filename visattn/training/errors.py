@@ -10,9 +10,14 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from visattn.files import in_words
 from visattn.missing import MissingPackage
 
+
+class RunError(Exception):
+    """A run that had begun to train could not go on."""
+
+
 # Errors that the user can fix; anything else is a bug of ours and keeps its traceback.
 USAGE = (ValueError, MisconfigurationException, MissingPackage)  # what was asked for cannot be done
-PROBLEMS = (*USAGE, OSError, FloatingPointError, MemoryError, torch.OutOfMemoryError)
+PROBLEMS = (*USAGE, RunError, OSError, FloatingPointError, MemoryError, torch.OutOfMemoryError)
 
 # How torch reports that a CPU is out of memory; it has no exception type for that.
 NO_MEMORY = "DefaultCPUAllocator: "

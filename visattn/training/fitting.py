@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 
 from visattn.data.datamodule import ImageData
 from visattn.training.classifier import Classifier
-from visattn.training.errors import PROBLEMS, modules_of, one_line
+from visattn.training.errors import PROBLEMS, USAGE, RunError, modules_of, one_line
 from visattn.training.ranks import is_first
 from visattn.training.runs import Run
 
@@ -19,6 +19,7 @@ ONE_VALUE = "Expected more than 1 value per channel"  # torch's words
 
 # The module that reads a checkpoint.
 RESTORING = "lightning.pytorch.trainer.connectors.checkpoint_connector"
+CALLBACKS = "lightning.pytorch.callbacks."
 
 
 def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, arguments: Mapping[str, Any]) -> None:
@@ -38,14 +39,28 @@ def fit(trainer: Trainer, classifier: Classifier, data: ImageData, run: Run, arg
                 f"place: raise --batch-size (it is {data.batch_size}) or --image-size"
             ) from error
         passed, reason = modules_of(error), f"{type(error).__name__}: {one_line(error)[:200]}"
-        resumed = RESTORING in passed or (run.checkpoint is not None and any("optim." in each for each in passed[-3:]))
-        if resumed and not passed[-1].startswith("visattn.") and not isinstance(error, FloatingPointError):
+        restoring = RESTORING in passed or any("optim." in each for each in passed[-3:])
+        theirs = not passed[-1].startswith("visattn.") and not isinstance(error, FloatingPointError)
+        if run.checkpoint is not None and restoring and theirs:
             raise ValueError(f"{str(run.checkpoint)!r} does not contain the state of a run ({reason})") from error
-        if arguments and passed[-1].startswith("lightning.") and not isinstance(error, PROBLEMS):
+        caller = [each for each in passed if each.startswith(("visattn.", "lightning."))][-1]
+        lightnings = passed[-1].startswith("lightning.") or caller.startswith(CALLBACKS)
+        if arguments and lightnings and not isinstance(error, PROBLEMS):
             raise ValueError(f"Lightning's Trainer failed with these arguments: {reason}") from error
         raise
-    if trainer.current_epoch == 0:
+    if trainer.current_epoch == 0 and not run.best.is_file():
         raise ValueError("no epoch was completed, so there is nothing to save: check --trainer.max_steps and max_time")
+
+
+@contextmanager
+def under_way(trainer: Trainer, steps: int) -> Iterator[None]:
+    """From the first step after these on, an error is a failure of the run, whatever was asked for."""
+    try:
+        yield
+    except USAGE as error:
+        if trainer.global_step > steps:
+            raise RunError(one_line(error)) from error
+        raise
 
 
 @contextmanager

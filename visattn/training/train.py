@@ -16,8 +16,8 @@ from visattn.models.saving.saved import write_model
 from visattn.models.saving.weights import card_of, model_weights
 from visattn.training.banner import announce
 from visattn.training.building import card, create_classifier, create_data, create_source
-from visattn.training.checkpoints import check_resumable, epochs_done, load_checkpoint
-from visattn.training.fitting import fit
+from visattn.training.checkpoints import check_resumable, load_checkpoint, why_complete
+from visattn.training.fitting import fit, under_way
 from visattn.training.optimisation import check_optimizer_state
 from visattn.training.pictures import create_film, draw_outcome
 from visattn.training.ranks import end_together, is_first, on_first_process
@@ -65,26 +65,28 @@ def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config:
         check_optimizer_state(state, classifier.model, settings)
         if run.best.is_file():  # it is read only at the end, which may be days away
             check_resumable(load_checkpoint(run.best), known, classifier.model, settings, source.classes)
-    is_complete = state is not None and epochs_done(state) >= settings.epochs
+    complete = None if state is None else why_complete(state, settings, arguments)
+    steps = 0 if state is None else state["global_step"]
     del state  # Lightning reads it again
     film = create_film(run.folder, settings, classifier.model, data)
     trainer = create_trainer(settings, run, arguments, signals, film)
-    if not is_complete:
+    if complete is None:
         on_first_process(start, run, config)
-    on_first_process(announce, run, classifier, data, trainer, is_complete=is_complete)
+    on_first_process(announce, run, classifier, data, trainer, complete)
 
-    fit(trainer, classifier, data, run, arguments)
+    with under_way(trainer, steps):
+        fit(trainer, classifier, data, run, arguments)
 
-    # The results: weights with a model card, and pictures.
-    data.report_bad_images()
-    if is_first():
-        rows, kept = read_rows(run), load_checkpoint(run.best)
-        best = next(row for row in rows if row["epoch"] == kept["epoch"] + 1)
-        said = {key: value if value is None or math.isfinite(value) else None for key, value in best.items()}
-        write_model(run.folder, model_weights(kept), {**classifier.card, "best": said})
-        model, _ = load_model(run.folder)
-        draw_outcome(run.folder, model, data, rows)
-        print(f"\n{run.summary(best, time.perf_counter() - began)}")
+        # The results: weights with a model card, and pictures.
+        data.report_bad_images()
+        if is_first():
+            rows, kept = read_rows(run), load_checkpoint(run.best)
+            best = next(row for row in rows if row["epoch"] == kept["epoch"] + 1)
+            said = {key: value if value is None or math.isfinite(value) else None for key, value in best.items()}
+            write_model(run.folder, model_weights(kept), {**classifier.card, "best": said})
+            model, _ = load_model(run.folder)
+            draw_outcome(run.folder, model, data, rows)
+            print(f"\n{run.summary(best, time.perf_counter() - began)}")
     end_together()
 
 

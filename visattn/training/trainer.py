@@ -12,8 +12,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import (
+    LearningRateMonitor,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
@@ -26,7 +32,7 @@ from visattn.training.checkpoints import SafeCheckpointIO, load_checkpoint
 from visattn.training.interruption import Interruption, take_over
 from visattn.training.progress import TrainingProgress
 from visattn.training.record import Record
-from visattn.training.runs import Run
+from visattn.training.runs import FOLDERS, Run
 from visattn.training.settings import Settings
 from visattn.training.signals import Signals
 
@@ -79,7 +85,8 @@ def create_trainer(
         Interruption(run, signals),
         Record(run, progress.finish_epoch, settings.patience),
     ]
-    theirs = extra.pop("callbacks", None)
+    theirs = _others(extra.pop("callbacks", None))
+    _check_averaging([*own, *theirs])
     plugins = extra.pop("plugins", None)
     if isinstance(extra.get("strategy"), str):
         raise ValueError(f"'--trainer.strategy' takes a class: use --strategy {extra['strategy']}")
@@ -107,7 +114,7 @@ def create_trainer(
         arguments["strategy"] = Sharding(save_distributed_checkpoint=False)  # any number of processes can load it
     try:
         trainer = Trainer(
-            callbacks=[*own, *_others(theirs)],
+            callbacks=[*own, *theirs],
             logger=loggers is not False
             and [TensorBoardLogger(run.folder, name="tensorboard", version=""), *_others(loggers)],
             plugins=[SafeCheckpointIO(), *_others(plugins)],
@@ -117,6 +124,7 @@ def create_trainer(
         raise ValueError(f"Lightning's Trainer cannot be set up with these arguments: {error}") from error
     if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
         raise ValueError(f"--strategy {settings.strategy} would fork a running process, which fails: use ddp")
+    _check_places(run, trainer, [*theirs, *([] if loggers is False else _others(loggers))])
     take_over(trainer, signals)
     return trainer
 
@@ -146,6 +154,38 @@ def _others(given: Any) -> list[Any]:
     if given is None or given is True:
         return []
     return given if isinstance(given, list) else [given]
+
+
+def _check_averaging(callbacks: Sequence[Callback]) -> None:
+    """Raise if two callbacks average the weights, each of which would save the other's, or one in a way of its own."""
+    found = [each for each in callbacks if isinstance(each, WeightAveraging | StochasticWeightAveraging)]
+    names = ["--ema" if isinstance(each, Averaging) else type(each).__name__ for each in found]
+    if len(names) > 1:
+        raise ValueError(f"{names[0]} already averages the weights: leave out {', '.join(names[1:])}")
+    if found and isinstance(found[0], StochasticWeightAveraging):
+        raise ValueError(f"{names[0]} replaces the learning-rate schedule, and the run could not be resumed: use --ema")
+
+
+def _check_places(run: Run, trainer: Trainer, others: Sequence[Callback | Logger]) -> None:
+    """Raise if a callback or logger would write among the files of the run itself."""
+    own = [folder.resolve() for folder in (run.folder, *(run.folder / name for name in FOLDERS))]
+    for each in others:
+        place = _place(each, trainer)
+        if place is not None and place.resolve() in own:
+            raise ValueError(
+                f"{type(each).__name__} would write to {place}, where the run's own files are: give it another folder"
+            )
+
+
+def _place(writer: Callback | Logger, trainer: Trainer) -> Path | None:
+    """Folder that a callback or logger writes to, as far as it is known."""
+    if isinstance(writer, Logger):
+        return None if writer.log_dir is None else Path(writer.log_dir)
+    if not isinstance(writer, ModelCheckpoint | OnExceptionCheckpoint):
+        return None
+    if writer.dirpath is None:  # in the folder of the first logger, which is ours
+        return None if trainer.loggers else Path(trainer.default_root_dir, "checkpoints")
+    return Path(writer.dirpath, writer.filename or "last").parent  # the name may have folders in it
 
 
 def quiet() -> None:
