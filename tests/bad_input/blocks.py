@@ -38,6 +38,8 @@ BAD_OPTIONS = [
     ("bam", "dilation", 0, "bam needs dilation above zero, got 0"),
     ("residual", "depth", 0, "a depth of at least 1, got 0"),
     ("residual", "depth", 10**5, "a depth of at most 16, got 100000"),
+    ("criss_cross", "recurrence", 10**6, "criss_cross needs a recurrence of at most 16, got 1000000"),
+    ("mhca", "heads", 10**4, "mhca needs at most 32 heads, got 10000"),
     ("coord", "rd_min", 0, "rd_min must be at least one, got 0"),
     ("sk", "groups", 0, "0 groups do not divide 16 channels"),
     ("sk", "groups", 5, "5 groups do not divide 16 channels"),
@@ -120,6 +122,9 @@ CASES = [
     Call("a negative radius", lambda: scopes.Local(-1), "a radius cannot be negative, got -1"),
     Call("a window of nothing", lambda: scopes.Window2d(0), "Window2d needs size above zero, got 0"),
     Call("ram with half a glimpse", lambda: RAM(glimpses=2.5), "RAM needs glimpses to be a whole number, got 2.5"),
+    *(Call(f"ram with a million {name}", lambda name=name: RAM(**{name: 10**6}), f"{name} must be at most 1000, got")
+      for name in ("glimpses", "samples")),
+    Call("scout of a million glimpses", lambda: Scout(size=8, glimpses=10**6), "glimpses must be at most 1000, got"),
     Call("ram with no sigma", lambda: RAM(sigma=float("nan")), "RAM needs sigma to be a number, got nan"),
     Call("ram with a truth for classes", lambda: RAM(True), "RAM needs num_classes to be a whole number, got True"),
     Call("scout of half a pixel", lambda: Scout(size=64.5), "Scout needs size to be a whole number, got 64.5"),

@@ -15,7 +15,7 @@ from torch import nn
 import visattn
 from tests.bad_input.case import Call, Command
 from visattn.files import to_json
-from visattn.heatmaps import METHODS
+from visattn.heatmaps import METHODS, look_at, on_mask
 from visattn.heatmaps.request import MethodResult
 
 
@@ -95,6 +95,7 @@ def map_of(name: object) -> object:
     return maps[name]
 
 
+MASKS = torch.ones(2, 5, 5)
 BLACK = np.zeros((64, 64, 3), np.uint8)
 SITE = "heatmap --weights model --image a.png --out site"
 
@@ -130,6 +131,27 @@ CASES = [
             TypeError,
         )
         for key in ("note", "track")
+    ),
+    *(
+        Call(
+            f"where {method!r} looks",
+            lambda method=method: look_at(timm.create_model("test_resnet"), torch.zeros(1, 3, 64, 64), method),
+            says,
+        )
+        for method, says in (
+            ("gradcan", "'gradcan' is not a class activation map: did you mean 'gradcam'"),
+            ("rollout", "'rollout' is not a class activation map: "),
+            (["gradcam"], "['gradcam'] is not a class activation map: "),
+        )
+    ),
+    Call("fixations of NaN", lambda: on_mask(torch.full((2, 4, 2), torch.nan), MASKS), "points must be finite"),
+    *(
+        Call(f"fixations {shape}", lambda shape=shape: on_mask(torch.rand(shape), MASKS), f"got {shape} and (2, 5, 5)")
+        for shape in ((2, 3), (3, 4, 2), (2, 4, 3))
+    ),
+    *(
+        Call(f"masks {masks!r}", lambda masks=masks: on_mask(torch.rand(2, 4, 2), masks), "masks (B, H, W), got (2, 4")
+        for masks in (torch.ones(2, 0, 5), torch.ones(5, 5), None)
     ),
     Call("balanced in words", lambda: explain(balanced="no"), "needs balanced to be True or False, got 'no'"),
     Call("balanced by number", lambda: explain(balanced=1), "needs balanced to be True or False, got 1"),
