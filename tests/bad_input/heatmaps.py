@@ -16,6 +16,7 @@ import visattn
 from tests.bad_input.case import Call, Command
 from visattn.files import to_json
 from visattn.heatmaps import METHODS, look_at, on_mask
+from visattn.heatmaps.balanced import balanced
 from visattn.heatmaps.request import MethodResult
 
 
@@ -117,6 +118,11 @@ def roll_out_quantised() -> object:
         return visattn.explain(model, torch.rand(1, 3, 160, 160), "rollout")
 
 
+def balanced_twice() -> object:
+    with balanced(timm.create_model("test_resnet")):
+        return explain("fullgrad")
+
+
 CASES = [
     *(
         Call(f"{method} of a decorated network", look(decorated, method), "which its layers and their gradients")
@@ -153,6 +159,8 @@ CASES = [
         Call(f"masks {masks!r}", lambda masks=masks: on_mask(torch.rand(2, 4, 2), masks), "masks (B, H, W), got (2, 4")
         for masks in (torch.ones(2, 0, 5), torch.ones(5, 5), None)
     ),
+    Call("balanced nothing", lambda: balanced(None).__enter__(), "balanced takes a network, got NoneType", TypeError),
+    Call("balanced twice", balanced_twice, "a balanced backward pass cannot be asked for inside another"),
     Call("balanced in words", lambda: explain(balanced="no"), "needs balanced to be True or False, got 'no'"),
     Call("balanced by number", lambda: explain(balanced=1), "needs balanced to be True or False, got 1"),
     Call("a detached function", lambda: explain(target=lambda y: y.detach()[:, 0]), "numbers without gradients"),

@@ -216,6 +216,8 @@ class Capture(AbstractContextManager[Maps]):
         return self._open[-1].__enter__()
 
     def __exit__(self, *error: Any) -> bool | None:
+        if not self._open:
+            raise RuntimeError("capture is left without having been entered: use it in a with statement")
         return self._open.pop().__exit__(*error)
 
 
