@@ -288,6 +288,11 @@ def unit(x):
 
 
 # Functions of x (2, 4, 3, 3) whose contributions, with the constants, must be the result.
+def copied_into(y, x):
+    y[:, 0].copy_(x[:, 0])
+    return y
+
+
 FORMS = {
     "class token": lambda x: torch.cat([torch.ones(2, 1, 3, 3, dtype=x.dtype), x], 1),
     "stack": lambda x: torch.stack([x, torch.ones_like(x)]),
@@ -300,6 +305,9 @@ FORMS = {
     "where": lambda x: torch.where(x.detach() > 0, x, 2.0 * torch.ones_like(x)),
     "written into": lambda x: written_into(x, 7.0),
     "written into zeros": lambda x: written_over(x),
+    "copied": lambda x: torch.ones_like(x).copy_(2 * x),
+    "copied into zeros": lambda x: copied_into(torch.zeros_like(x), x),
+    "copied over": lambda x: (3 * x).copy_(torch.arange(3.0)) + x,
     "clamp": lambda x: x.clamp(0.1, 0.3),
     "clamp between tensors": lambda x: x.clamp(torch.full_like(x, 0.1), torch.full_like(x, 0.3)),
     "the larger": lambda x: torch.maximum(x, torch.full_like(x, 0.2)),

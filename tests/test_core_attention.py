@@ -261,6 +261,16 @@ def test_coattention_in_batches(kind, grain):
         torch.testing.assert_close(together, single)
 
 
+@pytest.mark.parametrize("grain", ["coarse", "fine"])
+@pytest.mark.parametrize("kind", [ParallelCoAttention, AlternatingCoAttention])
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (0, 0)])
+def test_coattention_with_nothing_is_finite(kind, grain, sizes):
+    out = kind(4, 3, grain=grain)(torch.randn(2, sizes[0], 4), torch.randn(2, sizes[1], 3))
+    assert all(each.isfinite().all() for each in out)
+    if grain == "coarse":
+        assert [each.shape for each in out] == [(2, 4), (2, 3), (2, sizes[0]), (2, sizes[1])]
+
+
 @pytest.mark.parametrize(
     "module",
     [

@@ -296,6 +296,9 @@ def test_the_term_is_that_of_all_decisions_and_everybody_is_told():
     assert policy_term(model.eval(), right).item() == 0
     policy_term(nn.Sequential(hard), right, mean=torch.tensor(0.0))
     assert hard.expected.item() == pytest.approx(0.9 * 0.19 * 2 / 3, abs=1e-6)  # after two steps of 2/3 and one of 0
+    before = hard.expected.clone()
+    policy_term(nn.Sequential(hard), right, mean=0.9)
+    torch.testing.assert_close(hard.expected, 0.9 * before + 0.1 * 0.9)
 
 
 @pytest.mark.parametrize(

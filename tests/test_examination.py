@@ -12,6 +12,7 @@ from PIL import Image
 import visattn
 import visattn.report.folder
 from visattn.cli import main
+from visattn.heatmaps import attention_heads, fitting_methods
 from visattn.models.saving.saved import Trained
 from visattn.opening import own_preparation
 
@@ -180,6 +181,15 @@ def test_the_page_shows_the_first_images_and_the_folder_has_all(model, elsewhere
     manifest = json.loads(elsewhere.joinpath("out/manifest.json").read_text())
     assert [image["file"] for image in manifest["images"]] == ["0.png", "1.png", "2.png"]
     assert manifest["methods"]["rollout"]["layers"] == [f"blocks.{number}.attn" for number in range(6)]
+
+
+def test_one_layer_and_one_head_need_no_list(model):
+    for layers, heads in (("blocks.0.attn", 1), (["blocks.0.attn"], [1])):
+        (finding,) = visattn.examine(model, pixels(), {"rollout"}, layers=layers, heads=heads).findings
+        assert list(finding.heatmaps) == ["rollout"]
+        one = attention_heads(model, torch.zeros(1, 3, 160, 160), layers, heads)
+        assert list(one) == [("blocks.0.attn", 1)]
+    assert fitting_methods(model, None, "rollout") == ["rollout"]
 
 
 def test_one_class_has_no_probability():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.constants import WITH_PATCHES
-from visattn.core.arguments import at_least_one, functions, yes_or_no
+from visattn.core.arguments import at_least_one, functions, list_of_names, one_or_several, yes_or_no
 from visattn.heatmaps import METHODS, Explanation, attention_heads, best_method, fitting_methods
 from visattn.heatmaps.aim import Aim
 from visattn.heatmaps.auto import Choice
@@ -21,6 +21,7 @@ from visattn.heatmaps.explaining import MethodList, check_signs
 from visattn.heatmaps.findings import Examiner, Question, classes_of
 from visattn.heatmaps.methods.base import AUTO, check_method
 from visattn.heatmaps.targets import resolve
+from visattn.listing import shown
 from visattn.missing import saying_what_to_install
 from visattn.models.saving.saved import Trained
 from visattn.modules import check_default_device, evaluating
@@ -63,8 +64,8 @@ def examine(
     of: str | None = None,
     versus: int | str | None = None,
     out: str | PathLike[str] | HeatmapFolder | None = None,
-    layers: str | Sequence[str | int] | None = None,
-    heads: str | Sequence[int] | None = None,
+    layers: str | int | Sequence[str | int] | None = None,
+    heads: str | int | Sequence[int] | None = None,
     score: bool = False,
     balanced: bool = False,
     signed: bool = False,
@@ -110,7 +111,7 @@ def examine(
     batch_size = at_least_one("batch_size", batch_size)
     yes_or_no(score=score, balanced=balanced, signed=signed)
     functions(note=note, track=track)
-    wanted = _several(methods)
+    wanted = list_of_names("methods", methods)
     if not wanted:
         raise ValueError("no methods: name some, or leave them out")
     for name in wanted:
@@ -132,7 +133,10 @@ def examine(
         number, names = classes_of(trained.model, trained.classes if classes is None else classes, prepared)
         index, other = (
             None if each is None else int(each[0])
-            for each in (resolve(each, 1, number, names) for each in (target, versus))
+            for each in (
+                resolve(_one_class(what, each), 1, number, names)
+                for what, each in (("target", target), ("versus", versus))
+            )
         )
         example = torch.zeros(1, *prepared.size).to(next(trained.model.parameters()).device)
         fitting = fitting_methods(trained.model, example, {*wanted, "attention"} - {AUTO})
@@ -170,8 +174,11 @@ def _judged(model: nn.Module, explanation: Explanation, x: Tensor) -> list[str]:
     return [str(each) for each in score_pictures(explanation, model, x)]
 
 
-def _several(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else [given]
+def _one_class(what: str, given: Any) -> Any:
+    """A class; a list of several raises, since one is explained in all images."""
+    if isinstance(given, list | tuple) and len(given) != 1:
+        raise ValueError(f"{what} is one class for all images, got {shown(given)}")
+    return given
 
 
 def _folder(out: Any) -> HeatmapFolder | None:
@@ -222,15 +229,15 @@ def _question(
     example: Tensor,
     asked: dict[str, dict[str, Any]],
     fitting: MethodList,
-    layers: str | Sequence[str | int] | None,
-    heads: str | Sequence[int] | None,
+    layers: str | int | Sequence[str | int] | None,
+    heads: str | int | Sequence[int] | None,
     images: int,
     leave_out: Callable[[str, str], None],
 ) -> Question:
     """What to find out about every image."""
     grid = layers is not None or heads is not None
-    head_layers = None if layers in (None, "all") else _several(layers)
-    head_numbers = None if heads in (None, "all") else _several(heads)
+    head_layers = None if layers in (None, "all") else one_or_several("layers", layers)
+    head_numbers = None if heads in (None, "all") else one_or_several("heads", heads)
     if grid and "attention" not in fitting:
         grid = False
         leave_out("layers and heads", f"do not apply to {trained.name}: {fitting.reasons['attention']}")

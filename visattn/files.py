@@ -79,7 +79,7 @@ def check_own(path: Path, maker: str) -> None:
 
 def _partial(path: Path) -> Path:
     """Where a file is written before it is moved into place."""
-    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+    return path.parent / f".{path.name}.{os.getpid()}.partial"
 
 
 def unwritable(path: str | Path, error: OSError) -> ValueError:

@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visattn.listing import shown
 from visattn.modules import in_backward
 
 
@@ -161,7 +162,7 @@ def _by_image(decision: Decision, images: int) -> Decision:
     return replace(decision, log_prob=log_prob, baseline=baseline, entropy=entropy)
 
 
-def policy_term(model: nn.Module, reward: Tensor, *, mean: Tensor | None = None) -> Tensor:
+def policy_term(model: nn.Module, reward: Tensor, *, mean: Tensor | float | None = None) -> Tensor:
     """Additional loss term for a model that made decisions in its forward pass; zero if it made none.
 
     A module that saw several consecutive parts of every image (the crops of a ``glimpse_`` model) has decided for each
@@ -176,13 +177,29 @@ def policy_term(model: nn.Module, reward: Tensor, *, mean: Tensor | None = None)
         raise TypeError(f"the reward must be a tensor (B,), one number per image, got {reward!r}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"policy_term takes a network, got {type(model).__name__}")
-    if reward.ndim != 1:
+    if reward.ndim != 1 or len(reward) == 0:
         raise ValueError(f"the reward must be (B,), one number per image, got {tuple(reward.shape)}")
-    reward = reward.detach().float()
+    reward = _finite("reward", reward.detach().float())
+    mean = reward.mean() if mean is None else _finite("mean", _number(mean))
     term = reward.new_zeros(())
     for decision in take_decisions(model):
         term = term + policy_loss(_by_image(decision, len(reward)), reward)
     for module in model.modules():
         if isinstance(module, DecisionModule):
-            module.observe(reward.mean() if mean is None else mean)
+            module.observe(mean)
     return term
+
+
+def _number(mean: Any) -> Tensor:
+    """The mean reward as a tensor of one number."""
+    number = mean if isinstance(mean, Tensor | int | float) and not isinstance(mean, bool) else None
+    if number is None or (isinstance(number, Tensor) and number.ndim > 0):
+        raise TypeError(f"mean must be one number, got {shown(mean)}")
+    return torch.as_tensor(number).detach().float()
+
+
+def _finite(what: str, values: Tensor) -> Tensor:
+    """Raise for NaN or infinity, which a moving average would never forget."""
+    if values.device.type == "cpu" and not values.isfinite().all():  # elsewhere a look would make the host wait
+        raise ValueError(f"the {what} must be finite, got {shown(values)}")
+    return values

@@ -330,6 +330,23 @@ CASES = [
         )
         for value in (None, 1.0, [1, 0])
     ),
+    *(
+        Call(f"reward {value!r} by number", lambda value=value: policy_term(RAM(), torch.tensor(value)), says)
+        for value, says in (
+            ([], "one number per image, got (0,)"),
+            ([1.0, float("nan")], "the reward must be finite, got tensor([1., nan])"),
+        )
+    ),
+    *(
+        Call(f"mean reward {value!r}", lambda value=value: policy_term(RAM(), torch.ones(2), mean=value), says, error)
+        for value, says, error in (
+            (float("nan"), "the mean must be finite", ValueError),
+            (torch.tensor(float("inf")), "the mean must be finite", ValueError),
+            (torch.ones(2), "mean must be one number, got tensor([1., 1.])", TypeError),
+            ("x", "mean must be one number, got 'x'", TypeError),
+            (True, "mean must be one number, got True", TypeError),
+        )
+    ),
     Call("reward for no network", lambda: policy_term(None, torch.ones(2)), "policy_term takes a network", TypeError),
     Call("a block that is None", attach(lambda channels: None), "this block is not a module but NoneType", TypeError),
     Call(

@@ -4,7 +4,10 @@ import torch
 
 from tests.bad_input.case import Call
 from visattn.core import (
+    AlternatingCoAttention,
     Attention,
+    AttentionPool,
+    MultiDimensionalAttention,
     MultiHeadAttention,
     ParallelCoAttention,
     entmax15,
@@ -27,6 +30,18 @@ def attend(*tokens, **options):
 
 
 CASES = [
+    Call("a scope for all heads", lambda: Attention(8, heads=2, scope=scopes.LocalPredictive(8)),
+         "the scope was built for queries of 8 features, but a head has 4"),
+    *(Call(f"every feature of {name}", lambda tokens=tokens: MultiDimensionalAttention(8, 6)(*tokens), says, error)
+      for name, tokens, says, error in [
+          ("queries alone", (TOKENS,), "built for queries of 8 and keys of 6 features, got 8 and 8", ValueError),
+          ("a list", ([1.0],), "query is a tensor (..., tokens, features), got list", TypeError),
+          ("wide values", (TOKENS, TOKENS[..., :6], TOKENS), "got values 5 x 8 for keys 5 x 6", ValueError),
+          ("few values", (TOKENS, TOKENS[..., :6], TOKENS[:, :4, :6]), "got values 4 x 6 for keys 5 x 6", ValueError),
+      ]),
+    Call("a pool of nothing", lambda: AttentionPool(8)(None), "got NoneType", TypeError),
+    Call("a pool of others", lambda: AttentionPool(8)(TOKENS[..., :6]), "keys of 8 features, got 6 and 6"),
+    Call("in turn with a list", lambda: AlternatingCoAttention(8)([1.0], TOKENS), "got list", TypeError),
     Call("keys too wide for heads", lambda: MultiHeadAttention(8, heads=2)(TOKENS, torch.rand(2, 4, 9)), "got 8 and 9"),
     Call("other images", lambda: ParallelCoAttention(8, 6)(TOKENS, torch.rand(3, 4, 6)), "the batches do not fit"),
     Call("too many scales", lambda: glimpse(torch.rand(1, 1, 8, 8), torch.zeros(1, 1, 2), size=4, scales=100), "wide"),

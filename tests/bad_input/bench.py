@@ -1,9 +1,12 @@
 """Wrong questions about cost."""
 
+from pathlib import Path
+
 import torch
 
 from tests.bad_input.case import Call, Command
 from visattn.cost import bench_blocks, bench_budget, bench_growth, bench_models, build_rival
+from visattn.files import write_json
 
 CASES = [
     Command("bench --blocks cbm", "unknown block 'cbm': did you mean 'cbam'"),
@@ -78,6 +81,8 @@ CASES = [
     Call("bench_growth: channels", lambda: bench_growth("se", channels=0), "channels must be at least 1, got 0"),
     Call("bench_growth: batch", lambda: bench_growth("se", batch_size="x"), "batch_size must be a whole", TypeError),
     Call("build_rival: unknown", lambda: build_rival("cbm", 8, 4, 4), "timm has no block like 'cbm': did you mean"),
+    Call("build_rival: a width below zero", lambda: build_rival("se", -8, 7, 7), "channels must be at least 1, got -8"),
+    Call("figures in the place of a folder", lambda: write_json(Path(), {}), "could not write '.'", OSError),
     Call("build_rival: only ours", lambda: build_rival("axial", 8, 4, 4), "timm has no block like 'axial'"),
     Call("bench_growth: one side", lambda: bench_growth("se", (8,)), "sides are two or more growing numbers"),
     Call("bench_growth: shrinking", lambda: bench_growth("se", (8, 4)), "sides are two or more growing numbers"),

@@ -42,6 +42,12 @@ CASES = [
         lambda: run("layer1", "test_resnet"),
         "there was no attention in 'layer1'",
     ),
+    Call(
+        "left but not entered",
+        lambda: visattn.capture(timm.create_model("test_vit")).__exit__(None, None, None),
+        "capture is left without having been entered",
+        RuntimeError,
+    ),
     Call("no layers", lambda: run([]), "layers is empty"),
     Call("a fraction", lambda: run(1.5), "names, patterns or numbers, got 1.5", TypeError),
     Call("a truth value", lambda: run(True), "names, patterns or numbers, got True", TypeError),

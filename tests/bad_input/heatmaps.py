@@ -15,7 +15,8 @@ from torch import nn
 import visattn
 from tests.bad_input.case import Call, Command
 from visattn.files import to_json
-from visattn.heatmaps import METHODS
+from visattn.heatmaps import METHODS, attention_heads, look_at, on_mask
+from visattn.heatmaps.balanced import balanced
 from visattn.heatmaps.request import MethodResult
 
 
@@ -95,6 +96,7 @@ def map_of(name: object) -> object:
     return maps[name]
 
 
+MASKS = torch.ones(2, 5, 5)
 BLACK = np.zeros((64, 64, 3), np.uint8)
 SITE = "heatmap --weights model --image a.png --out site"
 
@@ -116,6 +118,19 @@ def roll_out_quantised() -> object:
         return visattn.explain(model, torch.rand(1, 3, 160, 160), "rollout")
 
 
+def balanced_twice() -> object:
+    with balanced(timm.create_model("test_resnet")):
+        return explain("fullgrad")
+
+
+def single_heads(**options: object) -> object:
+    return attention_heads(timm.create_model("test_vit"), torch.zeros(1, 3, 160, 160), **options)
+
+
+def examine_heads(**options: object) -> object:
+    return visattn.examine(timm.create_model("test_vit", num_classes=3), BLACK, "rollout", **options)
+
+
 CASES = [
     *(
         Call(f"{method} of a decorated network", look(decorated, method), "which its layers and their gradients")
@@ -131,6 +146,29 @@ CASES = [
         )
         for key in ("note", "track")
     ),
+    *(
+        Call(
+            f"where {method!r} looks",
+            lambda method=method: look_at(timm.create_model("test_resnet"), torch.zeros(1, 3, 64, 64), method),
+            says,
+        )
+        for method, says in (
+            ("gradcan", "'gradcan' is not a class activation map: did you mean 'gradcam'"),
+            ("rollout", "'rollout' is not a class activation map: "),
+            (["gradcam"], "['gradcam'] is not a class activation map: "),
+        )
+    ),
+    Call("fixations of NaN", lambda: on_mask(torch.full((2, 4, 2), torch.nan), MASKS), "points must be finite"),
+    *(
+        Call(f"fixations {shape}", lambda shape=shape: on_mask(torch.rand(shape), MASKS), f"got {shape} and (2, 5, 5)")
+        for shape in ((2, 3), (3, 4, 2), (2, 4, 3))
+    ),
+    *(
+        Call(f"masks {masks!r}", lambda masks=masks: on_mask(torch.rand(2, 4, 2), masks), "masks (B, H, W), got (2, 4")
+        for masks in (torch.ones(2, 0, 5), torch.ones(5, 5), None)
+    ),
+    Call("balanced nothing", lambda: balanced(None).__enter__(), "balanced takes a network, got NoneType", TypeError),
+    Call("balanced twice", balanced_twice, "a balanced backward pass cannot be asked for inside another"),
     Call("balanced in words", lambda: explain(balanced="no"), "needs balanced to be True or False, got 'no'"),
     Call("balanced by number", lambda: explain(balanced=1), "needs balanced to be True or False, got 1"),
     Call("a detached function", lambda: explain(target=lambda y: y.detach()[:, 0]), "numbers without gradients"),
@@ -165,6 +203,21 @@ CASES = [
     Call("scores in words", lambda: examine(BLACK, score="no"), "score must be True or False, got 'no'", TypeError),
     Call("five names for three", lambda: examine(BLACK, classes=[*"abcde"]), "5 names for the 3 classes of the model"),
     Call("no images at all", lambda: examine([]), "there are no images: the list is empty"),
+    Call("methods by number", lambda: examine(BLACK, 5), "methods must be a name or a list of names, got 5", TypeError),
+    Call("a class per image", lambda: examine([BLACK, BLACK], target=[0, 1]), "target is one class for all images"),
+    *(
+        Call(f"{name} {options}", lambda do=do, options=options: do(**options), says, error)
+        for name, do in (("single heads", single_heads), ("examine", examine_heads))
+        for options, says, error in (
+            ({"heads": []}, "heads is empty: name at least one", ValueError),
+            ({"layers": []}, "layers is empty: name at least one", ValueError),
+            ({"layers": "blocks.0.atn"}, "unknown attention layer 'blocks.0.atn': did you mean", ValueError),
+            ({"heads": 9}, "there is no head 9", ValueError),
+            ({"heads": "first"}, "a head is a number, got 'first'", TypeError),
+            ({"heads": 0.5}, "a head is a number, got 0.5", TypeError),
+        )
+    ),
+    Call("opacity in words", lambda: explain().overlay(True), "opacity is a number from 0 to 1, got True"),
     Call("no methods at all", lambda: examine(BLACK, []), "no methods: name some"),
     Call("tensors for files", lambda: examine(torch.rand(3, 64, 64)), "a uint8 array (H, W, 3) or (H, W)", TypeError),
     Call("a billion masks", lambda: explain("rise", masks=10**12), "masks must be at most 100000"),

@@ -89,6 +89,13 @@ LAUGHS = '<!DOCTYPE a [<!ENTITY b "ha">]><annotation><object>&b;</object></annot
 SMALL = "<bndbox><xmin>5</xmin><ymin>5</ymin><xmax>30</xmax><ymax>30</ymax></bndbox>"
 LARGE = f"<annotation><size><width>600</width><height>400</height></size><object>{SMALL}</object></annotation>"
 START = "evaluate --weights model"
+
+
+def score(**options):
+    model, x = timm.create_model("test_resnet", num_classes=3).eval(), torch.rand(1, 3, 64, 64)
+    return visattn.score(visattn.explain(model, x, "edge"), model, x, **options)
+
+
 CASES = [
     Call("no such layer", lambda: asked(layer="layer9"), "none of the methods could be scored (mine: "),
     Call("no such number", lambda: asked(of="x"), "none of the methods could be scored (mine: unknown number 'x'"),
@@ -179,6 +186,16 @@ CASES = [
     Call("a huge seed", lambda: one_picture(seed=10**30), "seed must be a whole number from 0 to 4294967295, got 1000"),
     Call("a seed in words", lambda: evaluate(seed="x"), "seed must be a whole number from 0 to 4294967295, got 'x'"),
     Call("no whole seed", lambda: evaluate(seed=1.5), "seed must be a whole number from 0 to 4294967295, got 1.5"),
+    *(
+        Call(f"score {options}", lambda options=options: score(**options), says)
+        for options, says in (
+            ({"share": True}, "share is a number above 0 and at most 1, got True"),
+            *(
+                ({"fill": "black", "black": black}, "black must be a finite number for every channel, got")
+                for black in (0.0, "000", [0, 0, float("nan")], [0, None, 0], [])
+            ),
+        )
+    ),
     Call("no explanation", lambda: visattn.score("x", None, None), "is what visattn.explain returns", TypeError),
     Call("a network that cannot be copied", locked, "the model cannot be copied, and others may be using it"),
     Call("a share of nothing", lambda: one_picture(share=0), "share is a number above 0 and at most 1, got 0"),

@@ -102,7 +102,7 @@ class ACmix(nn.Module):
     ) -> None:
         super().__init__()
         width = output_width("acmix", channels, out_channels, stride)
-        odd("acmix", kernel_size=kernel_size)
+        odd("acmix", most=63, kernel_size=kernel_size)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.heads = fitting_heads("acmix", width, heads, most=4)
         self.head_dim = width // self.heads

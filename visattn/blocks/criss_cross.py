@@ -33,6 +33,8 @@ from visattn.blocks.primitives import Pointwise
 from visattn.core.arguments import Device, DType, positive
 from visattn.core.energies import dot
 
+OFTENEST = 16  # passes: after two of them every pixel has heard of every other
+
 
 @register_block("criss_cross", family="self", paper="Huang et al., ICCV 2019, arXiv:1811.11721")
 class CrissCross(nn.Module):
@@ -55,6 +57,8 @@ class CrissCross(nn.Module):
     ) -> None:
         super().__init__()
         positive("criss_cross", recurrence=recurrence)
+        if recurrence > OFTENEST:
+            raise ValueError(f"criss_cross needs a recurrence of at most {OFTENEST}, got {recurrence}")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = reduced(channels, rd_ratio)
         self.recurrence = recurrence

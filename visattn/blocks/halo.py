@@ -45,6 +45,8 @@ from visattn.core.arguments import Device, DType, positive
 from visattn.core.attention import fused_attention
 from visattn.core.energies import dot
 
+WIDEST = 64  # pixels of a block, and around it: each of its pixels looks at all of them
+
 
 def tokens(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int, tiling: Tiling) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys with their positional features, and values, (B·blocks, heads, ..., features)."""
@@ -96,6 +98,8 @@ class HaloAttention(nn.Module):
         positive("halo", block=block)
         if halo < 0:
             raise ValueError(f"halo needs a halo of 0 pixels or more, got {halo}")
+        if max(block, halo) > WIDEST:
+            raise ValueError(f"halo needs a block and a halo of at most {WIDEST} pixels, got {block} and {halo}")
         if block % stride:
             raise ValueError(f"halo needs a stride that divides its blocks of {block} pixels, got {stride}")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}

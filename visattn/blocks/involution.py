@@ -66,7 +66,7 @@ class Involution(nn.Module):
     ) -> None:
         super().__init__()
         width = output_width("involution", channels, out_channels, stride)
-        odd("involution", kernel_size=kernel_size)
+        odd("involution", most=63, kernel_size=kernel_size)
         group_channels = math.gcd(width, 16) if group_channels is None else group_channels
         if group_channels < 1 or width % group_channels:
             raise ValueError(f"involution: groups of {group_channels} channels do not divide {width} channels")

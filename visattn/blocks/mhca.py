@@ -29,6 +29,8 @@ from torch import Tensor, nn
 from visattn.blocks.base import Gate, reduced, register_block
 from visattn.core.arguments import Device, DType, positive
 
+MOST_HEADS = 32  # with kernels of up to 63 x 63
+
 
 class ConvolutionalHead(nn.Module):
     """Collect from every window of k x k pixels, and give back to it.
@@ -72,6 +74,10 @@ class MultiHeadConvolution(Gate):
     ) -> None:
         super().__init__()
         positive("mhca", heads=heads)
+        if heads > MOST_HEADS:
+            raise ValueError(
+                f"mhca needs at most {MOST_HEADS} heads, got {heads}: the kernel of the last is the widest"
+            )
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = reduced(channels, rd_ratio)
         self.heads = nn.ModuleList(ConvolutionalHead(channels, hidden, 2 * i + 1, **factory) for i in range(heads))

@@ -59,7 +59,7 @@ class Outlook(nn.Module):
         dtype: DType = None,
     ) -> None:
         super().__init__()
-        odd("outlook", kernel_size=kernel_size)
+        odd("outlook", most=31, kernel_size=kernel_size)
         positive("outlook", stride=stride)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.heads = fitting_heads("outlook", channels, heads, most=max(1, channels // 32))

@@ -90,7 +90,7 @@ class StandAloneSelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         width = output_width("sasa", channels, out_channels, stride)
-        odd("sasa", kernel_size=kernel_size)
+        odd("sasa", most=63, kernel_size=kernel_size)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.heads = fitting_heads("sasa", width, heads, parts=2)
         self.head_dim = width // self.heads

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from visattn.core.arguments import positive
 
+LARGEST_KERNEL = 255  # pixels a side; published ones have up to 101
+
 
 def fitting_heads(owner: str, channels: int, heads: int | None, *, most: int = 8, parts: int = 1) -> int:
     """The number of heads: as given, or the largest up to ``most`` that divides the channels.
@@ -35,8 +37,10 @@ def output_width(owner: str, channels: int, out_channels: int | None, stride: in
     return width
 
 
-def odd(owner: str, **sizes: int) -> None:
-    """Raise if the length of a kernel, or the side of a window, is not an odd number: it would have no centre."""
+def odd(owner: str, *, most: int = LARGEST_KERNEL, **sizes: int) -> None:
+    """Raise if the length of a kernel, or the side of a window, is too large or not odd: it would have no centre."""
     for name, size in sizes.items():
         if size < 1 or size % 2 == 0:
             raise ValueError(f"{owner} needs an odd {name}, got {size}")
+        if size > most:
+            raise ValueError(f"{owner} needs {name} to be at most {most}, got {size}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
 from types import NoneType, UnionType
 from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -133,6 +133,19 @@ def list_of_names(what: str, given: Any) -> list[str]:
     if not isinstance(given, list | tuple | set | dict) or not all(isinstance(each, str) for each in given):
         raise TypeError(f"{what} must be a name or a list of names, got {shown(given)}")
     return list(given)
+
+
+def one_or_several(what: str, given: Any) -> list[Any]:
+    """Convert one name or number, or several, to a list; none at all raises.
+
+    >>> one_or_several("heads", 0), one_or_several("layers", "blocks.0"), one_or_several("heads", (0, 1))
+    ([0], ['blocks.0'], [0, 1])
+    """
+    alone = isinstance(given, str) or whole(given) is not None or not isinstance(given, Iterable)
+    several = [given] if alone else list(given)
+    if not several:
+        raise ValueError(f"{what} is empty: name at least one, or leave it out")
+    return several
 
 
 def checked_seed(value: Any) -> int:

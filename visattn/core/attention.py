@@ -140,6 +140,11 @@ class Attention(nn.Module):
                 f"the score was built for queries of {score.query_dim} and keys of {score.key_dim} features, but "
                 f"a head has {query_dim // heads} and {key_dim // heads}"
             )
+        if isinstance(scope, LocalPredictive) and scope.w.in_features != query_dim // heads:
+            raise ValueError(
+                f"the scope was built for queries of {scope.w.in_features} features, but a head has "
+                f"{query_dim // heads}"
+            )
         self.score = score
         self.distribution = as_distribution(distribution)
         self.scope = scope

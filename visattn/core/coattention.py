@@ -64,6 +64,13 @@ def _attend(attention: Attention, guide: Tensor, key: Tensor) -> tuple[Tensor, T
     return context, weights.squeeze(-3)
 
 
+def _mean(tokens: Tensor) -> Tensor:
+    """The mean of all tokens, (..., 1, d); zero if there are none."""
+    if tokens.shape[-2] == 0:
+        return tokens.new_zeros(*tokens.shape[:-2], 1, tokens.shape[-1])
+    return tokens.mean(-2, keepdim=True)
+
+
 class Affinity(nn.Module):
     r"""The affinity matrix of Lu et al. 2016 and the two attentions that follow from it.
 
@@ -133,8 +140,8 @@ class ParallelCoAttention(_CoAttention):
         check_tokens(self.a_dim, self.b_dim, query=a, key=b)
         if self.grain == "fine":
             return self.affinity(a, b)
-        context_a, weights_a = _attend(self.over_a, b.mean(-2, keepdim=True), a)
-        context_b, weights_b = _attend(self.over_b, a.mean(-2, keepdim=True), b)
+        context_a, weights_a = _attend(self.over_a, _mean(b), a)
+        context_b, weights_b = _attend(self.over_b, _mean(a), b)
         return CoContext(*(x.squeeze(-2) for x in (context_a, context_b, weights_a, weights_b)))
 
 
@@ -177,9 +184,10 @@ class AlternatingCoAttention(_CoAttention):
 
     def forward(self, a: Tensor, b: Tensor) -> CoContext:
         """Contexts and weights; one of each for every element of a when fine."""
+        check_tokens(self.a_dim, self.b_dim, query=a, key=b)
         guide = a
         if self.grain == "coarse":
-            nothing = torch.zeros_like(a[..., :1, :])
+            nothing = a.new_zeros(*a.shape[:-2], 1, self.a_dim)
             guide, _ = _attend(self.summary, nothing, a)
         context_b, weights_b = _attend(self.over_b, guide, b)
         context_a, weights_a = _attend(self.over_a, context_b, a)

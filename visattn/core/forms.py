@@ -24,6 +24,7 @@ from visattn.core.attention import Attention, check_tokens
 from visattn.core.distributions import Distribution, as_distribution
 from visattn.core.scopes import Scope
 from visattn.core.scores import Additive, Score
+from visattn.listing import times
 
 
 class MultiHeadAttention(nn.Module):
@@ -111,6 +112,7 @@ class AttentionPool(nn.Module):
         self.attend = Attention(dim, score=score, distribution=distribution, scope=scope, heads=heads, **factory)
 
     def _queries(self, x: Tensor) -> Tensor:
+        check_tokens(self.query.shape[1], self.query.shape[1], query=x, key=x)
         return self.query.expand(*x.shape[:-2], 1, -1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -188,10 +190,16 @@ class MultiDimensionalAttention(nn.Module):
 
     def attention(self, query: Tensor, key: Tensor | None = None) -> Tensor:
         """The weights (..., Nq, Nk, features)."""
-        return self.distribution(self.score(query, query if key is None else key), dim=-2)
+        key = query if key is None else key
+        check_tokens(self.score.query_dim, self.score.key_dim, query=query, key=key)
+        return self.distribution(self.score(query, key), dim=-2)
 
     def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Tensor:
         """Context (..., Nq, features)."""
         key = query if key is None else key
         value = key if value is None else value
+        check_tokens(self.score.query_dim, self.score.key_dim, query=query, key=key, value=value)
+        if value.shape[-2:] != key.shape[-2:]:
+            sizes = times(value.shape[-2:]), times(key.shape[-2:])
+            raise ValueError(f"every feature of a key needs a value, got values {sizes[0]} for keys {sizes[1]}")
         return (self.attention(query, key) * value.unsqueeze(-3)).sum(-2)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from torch import nn
 
 from visattn.blocks.base import reduced
+from visattn.core.arguments import at_least_one
 from visattn.listing import shown
 from visattn.registry import suggest
 
@@ -52,6 +53,8 @@ def build_rival(name: str, channels: int, height: int, width: int) -> nn.Module 
     """
     if name not in RIVALS:
         raise ValueError(f"timm has no block like {shown(name)}: {suggest(name, RIVALS)}")
+    sizes = {"channels": channels, "height": height, "width": width}
+    channels, height, width = (at_least_one(what, size) for what, size in sizes.items())
     if name == "halo" and (height % HALO_BLOCK or width % HALO_BLOCK):
         return None
     from timm.layers import (

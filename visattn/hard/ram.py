@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn.core.arguments import checked
+from visattn.core.arguments import at_least_one, checked
 from visattn.core.precision import precise
 from visattn.hard.sensor import check_glimpse, glimpse
 from visattn.policy import Decision, DecisionModule
@@ -42,6 +42,7 @@ from visattn.registry import suggest
 
 Policy: TypeAlias = Literal["learned", "random"]
 
+MOST_GLIMPSES = 1000  # of an image, and paths through it
 FEATURES = 128  # of what a glimpse shows, and of where it is
 
 
@@ -91,6 +92,8 @@ class RAM(DecisionModule):
         for name, value in counts.items():
             if value < 1:
                 raise ValueError(f"ram needs {name} of at least one, got {value}")
+        for name in ("glimpses", "samples"):
+            at_least_one(name, counts[name], MOST_GLIMPSES)
         check_glimpse(size, scales)
         if num_classes < 2:
             raise ValueError(f"ram needs two or more classes, got {num_classes}")

@@ -32,9 +32,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn.core.arguments import checked
+from visattn.core.arguments import at_least_one, checked
 from visattn.core.sampling import draw_log_prob, entropy, top_k
-from visattn.hard.ram import Policy
+from visattn.hard.ram import MOST_GLIMPSES, Policy
 from visattn.policy import Decision, DecisionModule
 from visattn.registry import suggest
 
@@ -74,6 +74,7 @@ class Scout(DecisionModule):
         for name, value in {"glimpses": glimpses, "glimpse_size": size, "overview": overview}.items():
             if value < 1:
                 raise ValueError(f"a model that takes glimpses needs {name} of at least one, got {value}")
+        at_least_one("glimpses", glimpses, MOST_GLIMPSES)
         if policy not in get_args(Policy):
             raise ValueError(f"unknown policy {policy!r}: {suggest(policy, get_args(Policy))}")
         self.size, self.glimpses, self.overview, self.policy = size, glimpses, overview, policy

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn.core.arguments import whole
+from visattn.core.arguments import one_or_several, whole
 from visattn.heatmaps.watch.calls import Call, Unfused
 from visattn.heatmaps.watch.exactness import full_precision
 from visattn.heatmaps.watch.interception import intercepting
@@ -124,11 +124,7 @@ class LayerChoice:
     """
 
     def __init__(self, layers: str | int | Sequence[str | int] | None, model: nn.Module) -> None:
-        if layers is not None and (isinstance(layers, str) or not isinstance(layers, Sequence)):
-            layers = [layers]
-        self.layers = None if layers is None else [_plain(each) for each in layers]
-        if self.layers is not None and not self.layers:
-            raise ValueError("layers is empty: name at least one, or leave it out to keep all")
+        self.layers = None if layers is None else [_plain(each) for each in one_or_several("layers", layers)]
         self.last = 0  # how many of the last layers may be requested by a negative number
         modules = layer_names(model)
         for each in self.layers or []:
@@ -216,6 +212,8 @@ class Capture(AbstractContextManager[Maps]):
         return self._open[-1].__enter__()
 
     def __exit__(self, *error: Any) -> bool | None:
+        if not self._open:
+            raise RuntimeError("capture is left without having been entered: use it in a with statement")
         return self._open.pop().__exit__(*error)
 
 

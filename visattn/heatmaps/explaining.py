@@ -57,13 +57,14 @@ def list_methods(model: nn.Module, example: Tensor | None = None) -> MethodList:
     return fitting_methods(model, example, METHODS)
 
 
-def fitting_methods(model: nn.Module, example: Tensor | None, names: Iterable[str]) -> MethodList:
+def fitting_methods(model: nn.Module, example: Tensor | None, names: str | Iterable[str]) -> MethodList:
     """Those of some methods that work on a model, as in :func:`list_methods`, which looks at all of them."""
+    wanted = [names] if isinstance(names, str) else names
     model = inspectable(model)
     images = as_batch(model, next(iter(example_images(model))) if example is None else example)
     advice = ": give example=, a batch of images that it accepts" if example is None else ""
     with inspection_copy(model) as model, refusals_explained(model, images, advice):
-        return MethodList({name: METHODS[name].reason_against(model, images) for name in names})
+        return MethodList({name: METHODS[name].reason_against(model, images) for name in wanted})
 
 
 @saying_what_to_install()
@@ -251,14 +252,17 @@ def relate(model: nn.Module, x: Tensor) -> dict[str, Affinities]:
 
 
 def attention_heads(
-    model: nn.Module, x: Tensor, layers: Sequence[str | int] | None = None, heads: Sequence[int] | None = None
+    model: nn.Module,
+    x: Tensor,
+    layers: str | int | Sequence[str | int] | None = None,
+    heads: int | Sequence[int] | None = None,
 ) -> dict[tuple[str, int], Tensor]:
     """Heatmaps (B, H, W) of single heads, by layer and head, from one forward pass.
 
     Args:
         model, x: as in :func:`explain`.
-        layers: names or numbers; all layers with patches by default.
-        heads: numbers; all by default.
+        layers: a name, a number or a list of them; all layers with patches by default.
+        heads: a number or a list of them; all by default.
     """
     model = inspectable(model)
     images = as_batch(model, x)

@@ -81,7 +81,7 @@ class Explanation:
 
         from visattn.report.figures import overlay
 
-        if not isinstance(opacity, int | float) or not 0 <= opacity <= 1:
+        if isinstance(opacity, bool) or not isinstance(opacity, int | float) or not 0 <= opacity <= 1:
             raise ValueError(f"opacity is a number from 0 to 1, got {opacity!r}")
 
         return [

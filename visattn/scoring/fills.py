@@ -14,13 +14,15 @@ are solved together on the device they are on, by conjugate gradients and withou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from visattn.listing import shown
 from visattn.registry import Registry
 
 if TYPE_CHECKING:
@@ -187,9 +189,10 @@ class Filler:
             raise ValueError(
                 "what black is in the model's normalised input is not known: give preparation=, or another fill"
             )
-        if len(self.black) != images.shape[1]:
-            raise ValueError(f"black has {len(self.black)} numbers for images of {images.shape[1]} channels")
-        return images.new_tensor(self.black).view(1, -1, 1, 1).expand_as(images)
+        black = _colour(self.black)
+        if len(black) != images.shape[1]:
+            raise ValueError(f"black has {len(black)} numbers for images of {images.shape[1]} channels")
+        return images.new_tensor(black).view(1, -1, 1, 1).expand_as(images)
 
     def _noise(self, numbers: Tensor) -> Tensor:
         draws = []
@@ -197,6 +200,17 @@ class Filler:
             generator = torch.Generator().manual_seed((self.seed << 20) + number)
             draws.append(torch.randn(self.images.shape[1:], generator=generator))
         return NOISE * torch.stack(draws).to(self.images)
+
+
+def _colour(black: Any) -> list[float]:
+    """Black as plain numbers; what is no list of finite numbers raises."""
+    try:
+        numbers = [] if isinstance(black, str | bytes) else [float(each) for each in black]
+    except (TypeError, ValueError):
+        numbers = []
+    if not numbers or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"black must be a finite number for every channel, got {shown(black)}")
+    return numbers
 
 
 def _precise(images: Tensor) -> torch.dtype:

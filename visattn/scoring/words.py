@@ -86,7 +86,7 @@ def score(
         raise TypeError(f"the explanation is what visattn.explain returns, got {type(explanation).__name__}")
     if explanation.of in ("function", "cosine"):
         raise ValueError("the explanation is not about a class, and only the probability of a class can be watched")
-    if not isinstance(share, int | float) or not 0 < share <= 1:
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         raise ValueError(f"share is a number above 0 and at most 1, got {share!r}")
     seed = checked_seed(seed)
     images = as_batch(inspectable(model), x)

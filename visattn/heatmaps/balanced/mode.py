@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from visattn.heatmaps.balanced.linearised import has_own_derivative
@@ -111,6 +111,10 @@ def balanced(model: nn.Module, note: Note | None = None, *, weights: bool = Fals
             was added to, and the constant, which has that shape or can be broadcast to it.
         weights: whether gradients of attention weights will be asked for.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"balanced takes a network, got {type(model).__name__}")
+    if any(isinstance(each, Balanced) for each in _get_current_function_mode_stack()):
+        raise ValueError("a balanced backward pass cannot be asked for inside another: leave the outer one")
     mode = Balanced(note, weights=weights)
 
     def own_derivative(module: nn.Module, args: Any, output: Any) -> Any:

@@ -68,7 +68,7 @@ class Operation:
         if inplace:
             kwargs = {**kwargs, "inplace": False}
         else:
-            func = _with_item if self.name == "__setitem__" else getattr(Tensor, self.name)
+            func = WITHOUT_METHOD.get(self.name) or getattr(Tensor, self.name)
         before = target.clone()
         self.mode.follow(target, before, multiple=True)
         after = rule(Operation(self.mode, func, self.name, (before, *rest), kwargs))
@@ -82,6 +82,15 @@ def _with_item(target: Tensor, index: Any, value: Any) -> Tensor:
     result = target.clone()
     result[index] = value
     return result
+
+
+def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """``target.copy_(source)`` as a function that returns the result."""
+    return target.clone().copy_(source, non_blocking)
+
+
+# What works in place and has no method that does not.
+WITHOUT_METHOD: dict[str, Callable[..., Tensor]] = {"__setitem__": _with_item, "copy": _copied}
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:

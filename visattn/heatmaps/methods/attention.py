@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from visattn.core.arguments import whole
+from visattn.core.arguments import one_or_several, whole
 from visattn.heatmaps.methods.base import register_method
 from visattn.heatmaps.request import MethodResult, Request
 from visattn.heatmaps.watch.cache import on_device
@@ -58,19 +58,21 @@ def attention(request: Request, *, layer: str | int | None = None, head: int | N
 
 
 def every_head(
-    request: Request, layers: Sequence[str | int] | None = None, heads: Sequence[int] | None = None
+    request: Request, layers: str | int | Sequence[str | int] | None = None, heads: int | Sequence[int] | None = None
 ) -> dict[tuple[str, int], Tensor]:
     """The weights of many layers and heads from one forward pass, (B, height, width) by name and number."""
     found = geometry(request.model, request.images)
-    wanted = found.spatial() if layers is None else [choose_layer(found.layers, each) for each in layers]
+    named = None if layers is None else one_or_several("layers", layers)
+    numbered = None if heads is None else one_or_several("heads", heads)
+    wanted = found.spatial() if named is None else [choose_layer(found.layers, each) for each in named]
     for layer in wanted:
-        for head in heads or ():
+        for head in numbered or ():
             _check_head(layer, head)
     maps: dict[tuple[str, int], Tensor] = {}
 
     def keep(layer: Layer, call: Call) -> None:
         if any(layer is each for each in wanted):
-            numbers = list(range(layer.heads) if heads is None else heads)
+            numbers = list(range(layer.heads)) if numbered is None else numbered
             seen = seen_by_readers(layer, call, numbers)
             maps.update(((layer.name, head), seen[:, number]) for number, head in enumerate(numbers))
 

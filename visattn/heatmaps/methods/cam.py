@@ -31,11 +31,13 @@ from visattn.heatmaps.request import MethodResult, Request, backward_pass
 from visattn.heatmaps.scaling import FINE
 from visattn.heatmaps.watch.cache import cached
 from visattn.heatmaps.watch.pooled import pooled_place
+from visattn.listing import shown
 from visattn.models.layout import Place
 from visattn.models.places import choose, survey_places
 from visattn.models.survey import Survey
 from visattn.models.wrapper import replace_slot
 from visattn.modules import HookOfThread
+from visattn.registry import suggest
 
 COARSEST = 4  # rows and columns that the map which the head reads must have
 AT_THE_HEAD = frozenset({"gradcam", "hirescam", "xgradcam", "eigencam", "ablationcam"})  # see look_at
@@ -80,6 +82,8 @@ def look_at(model: nn.Module, example: Tensor, method: str = "gradcam") -> Place
     >>> look_at(model, torch.rand(1, 3, 64, 64)).name
     'blocks.2'
     """
+    if method not in tuple(PACKAGE):
+        raise ValueError(f"{shown(method)} is not a class activation map: {suggest(method, PACKAGE)}")
     return cached(model, example, f"place {_kind(method)}", lambda: _look_at(model, example, method))
 
 

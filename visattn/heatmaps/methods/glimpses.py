@@ -49,7 +49,7 @@ def on_mask(points: Tensor, masks: Tensor) -> Tensor:
 
     Args:
         points: (B, T, 2), locations.
-        masks: (B, H, W), where the object is.
+        masks: (B, H, W), where the object is: true, or any number but zero.
 
     Returns:
         (B, T), booleans. By chance alone their mean would be that of the masks.
@@ -57,8 +57,16 @@ def on_mask(points: Tensor, masks: Tensor) -> Tensor:
     >>> mask = torch.tensor([[[False, True], [False, False]]])  # above, on the right
     >>> on_mask(torch.tensor([[[0.5, -0.5], [-0.5, 0.5]]]), mask)
     tensor([[ True, False]])
+    >>> on_mask(torch.zeros(1, 1, 2), mask.float())
+    tensor([[False]])
     """
+    shapes = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in (points, masks)]
+    fit = all(isinstance(each, Tensor) and each.ndim == 3 for each in (points, masks))
+    if not fit or points.shape[2] != 2 or len(points) != len(masks) or 0 in masks.shape[1:]:
+        raise ValueError(f"points must be (B, T, 2) and masks (B, H, W), got {shapes[0]} and {shapes[1]}")
+    if not points.isfinite().all():
+        raise ValueError("points must be finite: there is NaN or infinity among them")
     height, width = masks.shape[1:]
     column = ((points[..., 0] + 1) / 2 * width).long().clamp(0, width - 1)
     row = ((points[..., 1] + 1) / 2 * height).long().clamp(0, height - 1)
-    return masks.flatten(1).gather(1, row * width + column)
+    return masks.bool().flatten(1).gather(1, row * width + column)
