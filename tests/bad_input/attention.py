@@ -30,6 +30,12 @@ def attend(*tokens, **options):
 
 
 CASES = [
+    *(Call(f"{name} of narrow {what}", lambda name=name, q=q, k=k: scores.SCORES[name](8)(q, k), says)
+      for name in ("dot", "cosine", "general", "biased_general", "additive", "concat", "gaussian", "boxcar")
+      for what, q, k, says in [
+          ("queries", TOKENS[..., :7], TOKENS, "was built for queries of 8 and keys of 8 features, got 7 and 8"),
+          ("keys", TOKENS, TOKENS[..., :7], "was built for queries of 8 and keys of 8 features, got 8 and 7"),
+      ]),
     Call("a scope for all heads", lambda: Attention(8, heads=2, scope=scopes.LocalPredictive(8)),
          "the scope was built for queries of 8 features, but a head has 4"),
     *(Call(f"every feature of {name}", lambda tokens=tokens: MultiDimensionalAttention(8, 6)(*tokens), says, error)

@@ -60,6 +60,7 @@ class Kernel(Score):
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """Energies (..., Nq, Nk)."""
+        self._check(query, key)
         weight = self.kernel(distance(query, key) / self.width)
         inside = weight > 0
         return torch.where(inside, weight, 1).log().masked_fill(~inside, -torch.inf)
@@ -78,6 +79,7 @@ class Gaussian(Kernel):
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """Energies -u²/2, without the detour over exp and log that underflows far away."""
+        self._check(query, key)
         return squared_distance(query, key) / (-2 * self.width**2)
 
 

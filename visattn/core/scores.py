@@ -72,6 +72,15 @@ class Score(nn.Module, ABC):
         positive(type(self).__name__, hidden=hidden)
         return hidden
 
+    def _check(self, query: Tensor, key: Tensor) -> None:
+        """Raise for queries and keys of other widths."""
+        widths = query.shape[-1], key.shape[-1]
+        if widths != (self.query_dim, self.key_dim):
+            raise ValueError(
+                f"{type(self).__name__} was built for queries of {self.query_dim} and keys of {self.key_dim} features, "
+                f"got {widths[0]} and {widths[1]}"
+            )
+
     @abstractmethod
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """Energies (..., Nq, Nk)."""
@@ -90,6 +99,7 @@ class DotScore(Score):
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """Energies (..., Nq, Nk)."""
+        self._check(query, key)
         query, key, scale = self.dot_form(query, key)
         return dot(query, key) * scale
 
@@ -191,6 +201,7 @@ class Additive(Score):
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """Energies (..., Nq, Nk), with a last axis of features if there are several."""
+        self._check(query, key)
         return additive(query, key, self.w, self.u, self.b, self.v)
 
 
@@ -215,6 +226,7 @@ class Concat(Score):
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """Energies (..., Nq, Nk)."""
+        self._check(query, key)
         return concat(query, key, self.w, self.b, self.v)
 
 
@@ -244,6 +256,7 @@ class Location(Score):
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """Energies (..., Nq, Nk)."""
+        self._check(query, key)
         return location(query, key, self.w, self.b)
 
 
