@@ -287,12 +287,18 @@ def unit(x):
     return F.normalize(x, dim=-1)
 
 
-# Functions of x (2, 4, 3, 3) whose contributions, with the constants, must be the result.
 def copied_into(y, x):
     y[:, 0].copy_(x[:, 0])
     return y
 
 
+def added_to_views(y, x):
+    y[:, 1, ::2].add_(x[:, 1, ::2])
+    y.flatten(2)[:, 2:, 4].mul_(x[:, 2:, 1, 1])
+    return y
+
+
+# Functions of x (2, 4, 3, 3) whose contributions, with the constants, must be the result.
 FORMS = {
     "class token": lambda x: torch.cat([torch.ones(2, 1, 3, 3, dtype=x.dtype), x], 1),
     "stack": lambda x: torch.stack([x, torch.ones_like(x)]),
@@ -307,6 +313,9 @@ FORMS = {
     "written into zeros": lambda x: written_over(x),
     "copied": lambda x: torch.ones_like(x).copy_(2 * x),
     "copied into zeros": lambda x: copied_into(torch.zeros_like(x), x),
+    "copied into ones": lambda x: copied_into(torch.ones_like(x), x),
+    "copied into channels last": lambda x: copied_into(torch.ones(2, 3, 3, 4, dtype=x.dtype).permute(0, 3, 1, 2), x),
+    "added to parts of ones": lambda x: added_to_views(torch.ones_like(x), x),
     "copied over": lambda x: (3 * x).copy_(torch.arange(3.0)) + x,
     "clamp": lambda x: x.clamp(0.1, 0.3),
     "clamp between tensors": lambda x: x.clamp(torch.full_like(x, 0.1), torch.full_like(x, 0.3)),

@@ -144,21 +144,47 @@ def other_activation():
     return model
 
 
+def other_classifier():
+    model = timm.create_model("test_resnet", num_classes=3)
+    model.fc = nn.Linear(model.fc.in_features, 9, bias=False)
+    return model
+
+
+def with_option(value):
+    model = visattn.attach(timm.create_model("test_resnet"), "se")
+    for attached in visattn.attachments(model).values():
+        attached.options["anything"] = value
+    return model
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (Own, "this Own cannot be described: it is not one of timm's models"),
         (lambda: visattn.attach(timm.create_model("test_resnet"), nn.InstanceNorm2d), "has no name by which it could"),
-        (widened, "does not fit 'test_resnet"),
+        (widened, "'the model' does not fit 'test_resnet.*2 unexpected.*give the former with arguments="),
         (other_activation, "computes something else"),
         (lambda: timm.create_model("test_resnet", global_pool="max"), "computes something else.*arguments="),
         (lambda: visattn.create_model("test_resnet_se", act_layer=nn.SiLU), "cannot be written to a card"),
+        (other_classifier, "1 of another shape .fc.weight: 9 x 96 instead of 3 x 96.*give the former with arguments="),
+        (lambda: with_option(torch.ones(3)), "cannot be written to a card: tensor.* is not a number, a text, a list"),
+        (lambda: with_option(b"a"), "cannot be written to a card: b'a' is not a number, a text, a list or a table"),
     ],
 )
 def test_what_could_not_be_built_again_is_refused(build, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         visattn.save_model(shuffled(build()), tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
+
+
+def test_what_cannot_be_saved_leaves_an_earlier_model_as_it_is(tmp_path):
+    before, other = (shuffled(timm.create_model("test_resnet", num_classes=3)) for _ in range(2))
+    visattn.save_model(before, tmp_path, classes=["a", "b", "c"])
+    with pytest.raises(ValueError, match="cannot be saved, since its card could not be read back: classes"):
+        visattn.save_model(other, tmp_path, classes=["x", "y", "z" * 1001])
+    loaded, card = visattn.load_model(tmp_path)
+    assert card["classes"] == ["a", "b", "c"]
+    assert torch.equal(loaded.fc.weight, before.fc.weight)
 
 
 def by_hand(name, change):

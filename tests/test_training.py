@@ -210,6 +210,7 @@ def test_a_run_that_max_steps_has_ended_says_how_to_train_on(undrawn, capsys):
         "more --epochs to train on\n"
     )
     assert main(["--resume", "runs/cut", "--trainer.max_steps", "-1", "--epochs", "2"]) == 0
+    assert "note: epoch 1 was ended before its last batch" in capsys.readouterr().out
     assert checkpoint(undrawn / "runs" / "cut")["global_step"] == 5
 
 

@@ -287,7 +287,7 @@ CHECKPOINTS = [
 WEIGHTS = [
     weights(lambda state: {**state, "fc.bias": state["fc.bias"].long()}, "1 of another kind (fc.bias: torch.int64"),
     weights(lambda state: {**state, "fc.bias": torch.zeros(2, dtype=torch.complex64)}, "1 of another kind (fc.bias"),
-    weights(lambda state: {**state, "fc.bias": torch.zeros(3)}, "1 of another shape (fc.bias: 3 in the file, 2 in"),
+    weights(lambda state: {**state, "fc.bias": torch.zeros(3)}, "1 of another shape (fc.bias: 3 instead of 2)"),
     weights(lambda state: {**state, "x" * 1000: torch.zeros(1)}, "1 unexpected (xxxx"),
     weights(lambda state: {}, "missing"),
     Command(PREDICT, "cannot be read as safetensors", 2,

@@ -119,8 +119,14 @@ def roll_out_quantised() -> object:
 
 
 def balanced_twice() -> object:
+    network = timm.create_model("test_resnet")
+    with balanced(network), balanced(network):
+        return None
+
+
+def explained_inside() -> object:
     with balanced(timm.create_model("test_resnet")):
-        return explain("fullgrad")
+        return explain("gradcam")
 
 
 def single_heads(**options: object) -> object:
@@ -168,7 +174,8 @@ CASES = [
         for masks in (torch.ones(2, 0, 5), torch.ones(5, 5), None)
     ),
     Call("balanced nothing", lambda: balanced(None).__enter__(), "balanced takes a network, got NoneType", TypeError),
-    Call("balanced twice", balanced_twice, "a balanced backward pass cannot be asked for inside another"),
+    Call("balanced twice", balanced_twice, "another balanced backward pass cannot be asked for inside balanced(...)"),
+    Call("a heatmap in a balanced pass", explained_inside, "heatmaps and scores cannot be asked for inside balanced"),
     Call("balanced in words", lambda: explain(balanced="no"), "needs balanced to be True or False, got 'no'"),
     Call("balanced by number", lambda: explain(balanced=1), "needs balanced to be True or False, got 1"),
     Call("a detached function", lambda: explain(target=lambda y: y.detach()[:, 0]), "numbers without gradients"),

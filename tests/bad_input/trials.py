@@ -83,6 +83,11 @@ def run(options, says):
     return Command(f"{RUN} {options}", says)
 
 
+def other_run(folder):
+    (folder / "old" / "checkpoints").mkdir(parents=True)
+    (folder / "old" / "checkpoints" / "last.ckpt").touch()
+
+
 def photos(says, change, options=""):
     """A data folder with something odd in it."""
     return Command(f"{FOLDER} {options}", says, 2, lambda folder: change(folder / "photos"))
@@ -174,6 +179,8 @@ TRAINER = [
     run("--name a --trainer.logger false --trainer.callbacks ModelCheckpoint", "would write to runs/a/checkpoints, "),
     run("--name a --trainer.callbacks '{class_path: OnExceptionCheckpoint, init_args: {dirpath: runs/a/checkpoints, "
         "filename: last}}'", "OnExceptionCheckpoint would write to runs/a/checkpoints, where the run's own files"),
+    Command(f"{RUN} --trainer.logger '{{class_path: CSVLogger, init_args: {{save_dir: ., name: old, version: \"\"}}}}'",
+            "CSVLogger would write to old, where the files of another run are: give it another folder", 2, other_run),
     run("--trainer.logger CSVLogger", "CSVLogger: the following arguments are required: save_dir"),
     Command("train --config odd.yaml", "'trainer.max_epochs' in odd.yaml cannot be set there", 2,
             lambda folder: (folder / "odd.yaml").write_text("trainer:\n  max_epochs: 3\n")),

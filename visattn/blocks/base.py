@@ -18,7 +18,7 @@ from torch.fx import Proxy
 from torch.nn.parameter import is_lazy
 
 from visattn.blocks.announced import announced, from_same_package, import_announced, package, says
-from visattn.blocks.primitives import gate
+from visattn.blocks.primitives import gate, is_channels_last
 from visattn.core.arguments import numbers, whole
 from visattn.listing import shown
 from visattn.registry import Registry, suggest
@@ -292,8 +292,7 @@ def laid_out_like(x: Tensor, other: Tensor) -> Tensor:
 
 def in_layout_of(other: Tensor, x: Tensor) -> Tensor:
     """One step for torch.fx, which wraps what a function of the same file calls: it decides by strides."""
-    last = other.is_contiguous(memory_format=torch.channels_last) and not other.is_contiguous()
-    return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    return x.contiguous(memory_format=torch.channels_last if is_channels_last(other) else torch.contiguous_format)
 
 
 torch.fx.wrap("in_layout_of")

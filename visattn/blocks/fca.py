@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visattn.blocks.base import Gate, reduced, register_block
+from visattn.blocks.pooling import pooling_matrix
 from visattn.blocks.primitives import Pointwise
 from visattn.core.arguments import Device, DType
 from visattn.core.precision import precise
@@ -43,16 +44,6 @@ def cosine_basis(frequency: Tensor, size: int) -> Tensor:
     position = torch.arange(size, device=frequency.device, dtype=frequency.dtype) + 0.5
     norm = ((1 + (frequency > 0).to(frequency.dtype)) / size).sqrt()
     return norm[:, None] * torch.cos(math.pi / size * frequency[:, None] * position)
-
-
-def pooling_matrix(size: int, length: int, *, like: Tensor) -> Tensor:
-    """Adaptive average pooling of ``length`` values to ``size`` bins as a matrix (size, length)."""
-    bins = torch.arange(size, device=like.device)
-    first = bins * length // size
-    end = ((bins + 1) * length + size - 1) // size
-    position = torch.arange(length, device=like.device)
-    inside = (position >= first[:, None]) & (position < end[:, None])
-    return inside.to(like.dtype) / (end - first)[:, None].to(like.dtype)
 
 
 @register_block("fca", family="channel", paper="Qin et al., ICCV 2021, arXiv:2012.11879")

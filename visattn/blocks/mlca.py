@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.eca import eca_kernel_size
-from visattn.blocks.fca import pooling_matrix
+from visattn.blocks.pooling import average_cells
 from visattn.core.arguments import Device, DType, positive
 
 
@@ -69,10 +69,9 @@ class MixedLocalChannel(Gate):
     def attention(self, x: Tensor) -> Tensor:
         """Gate (B, C, H, W)."""
         height, width, size = x.shape[2], x.shape[3], self.size
-        cells = pooling_matrix(size, height, like=x) @ x @ pooling_matrix(size, width, like=x).mT  # (B, C, S, S)
-        cells = cells.flatten(2).mT  # (B, S², C)
+        cells = average_cells(x, size, size).flatten(2).mT  # (B, S², C)
         overall = torch.sigmoid(self.overall(cells.mean(1, keepdim=True)))  # (B, 1, C)
         local = torch.sigmoid(self.local(cells.flatten(1).unsqueeze(1))).view(cells.shape)  # (B, S², C)
         mixed = (1 - self.local_weight) * overall + self.local_weight * local
         gates = mixed.mT.unflatten(2, (size, size))
-        return pooling_matrix(height, size, like=x) @ gates @ pooling_matrix(width, size, like=x).mT
+        return average_cells(gates, height, width)

@@ -140,7 +140,7 @@ def blend(x: Tensor, changed: Tensor, gain: Tensor) -> Tensor:
         return _Blend.apply(x, changed, gain)
     change = changed - x
     change = change.where((gain != 0) | change.isfinite(), 0)  # zero times infinity is NaN
-    return x + gain * change
+    return (x + gain * change).to(x.dtype)  # under autocast, the gain has a higher precision than the map
 
 
 class Pointwise(nn.Conv2d):
@@ -201,6 +201,14 @@ def _only_default_devices() -> bool:
 def _transformed(x: Tensor) -> bool:
     """Whether ``torch.func``, forward-mode differentiation or a batch of gradients is at work."""
     return peek_interpreter_stack() is not None or forward_ad._current_level >= 0 or is_legacy_batchedtensor(x)
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether a map has its channels last in memory, and not first; ``torch.func`` cannot be asked."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if not is_compiling() and _transformed(x):
+            return False
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 def _spreads(weights: Tensor, x: Tensor) -> bool:

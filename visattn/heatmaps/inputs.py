@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from visattn.heatmaps.balanced.mode import check_not_balanced
 from visattn.models.refusals import refusal
 from visattn.modules import (
     check_default_device,
@@ -23,6 +24,7 @@ from visattn.modules import (
 def inspectable(model: nn.Module) -> nn.Module:
     """The network to look into, without what compilation or training on many devices put around it."""
     check_default_device()
+    check_not_balanced("heatmaps and scores")
     model = underlying(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError("a scripted or traced network cannot be looked into: give the network from before torch.jit")

@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from visattn.blocks.primitives import is_channels_last
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -75,7 +77,7 @@ class Place:
 
 def in_format_of(x: Tensor, y: Tensor) -> Tensor:
     """y in the memory format of x: channels-last stays channels-last, everything else is contiguous."""
-    last = y.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    last = y.ndim == 4 and is_channels_last(x)
     return y.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 

@@ -108,6 +108,12 @@ def epochs_done(state: Mapping[str, Any]) -> int:
     return int(state["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
 
 
+def cut_short(state: Mapping[str, Any]) -> bool:
+    """Whether the last epoch counts as complete, but was ended before its last batch."""
+    is_last = state["loops"]["fit_loop"]["epoch_loop.batch_progress"].get("is_last_batch", True)
+    return epochs_done(state) > state["epoch"] and not is_last
+
+
 def why_complete(state: Mapping[str, Any], settings: Settings, arguments: Mapping[str, Any]) -> str | None:
     """Why there is nothing left to train, if so; raises if the last epoch ended early and no longer has to."""
     most = arguments.get("max_steps", -1)
@@ -115,8 +121,7 @@ def why_complete(state: Mapping[str, Any], settings: Settings, arguments: Mappin
         return f"--trainer.max_steps {most} is reached: raise it to train on"
     if epochs_done(state) < settings.epochs:
         return None
-    is_whole = state["loops"]["fit_loop"]["epoch_loop.batch_progress"].get("is_last_batch", True)
-    if not is_whole and arguments.get("max_time") is None:
+    if cut_short(state) and arguments.get("max_time") is None:
         raise ValueError(
             f"epoch {settings.epochs}, the last one, was ended early (by --trainer.max_steps, say) and cannot be "
             "continued: give more --epochs to train on"

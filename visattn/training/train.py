@@ -16,7 +16,7 @@ from visattn.models.saving.saved import write_model
 from visattn.models.saving.weights import card_of, model_weights
 from visattn.training.banner import announce
 from visattn.training.building import card, create_classifier, create_data, create_source
-from visattn.training.checkpoints import check_resumable, load_checkpoint, why_complete
+from visattn.training.checkpoints import check_resumable, cut_short, epochs_done, load_checkpoint, why_complete
 from visattn.training.fitting import fit, under_way
 from visattn.training.optimisation import check_optimizer_state
 from visattn.training.pictures import create_film, draw_outcome
@@ -30,6 +30,11 @@ from visattn.training.trainer import create_trainer
 UNRECORDED = (
     "note: the run does not say which images it validated on (an earlier version began it, or the folder had train/ "
     "and val/): images that were added or removed since may have moved validation images into training"
+)
+
+CUT_SHORT = (
+    "note: epoch {} was ended before its last batch (by --trainer.max_steps or max_time); the rest of it is left out, "
+    "and training goes on with the next epoch"
 )
 
 
@@ -66,6 +71,8 @@ def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config:
         if run.best.is_file():  # it is read only at the end, which may be days away
             check_resumable(load_checkpoint(run.best), known, classifier.model, settings, source.classes)
     complete = None if state is None else why_complete(state, settings, arguments)
+    if state is not None and complete is None and cut_short(state):
+        on_first_process(print, CUT_SHORT.format(epochs_done(state)))
     steps = 0 if state is None else state["global_step"]
     del state  # Lightning reads it again
     film = create_film(run.folder, settings, classifier.model, data)

@@ -167,14 +167,16 @@ def _check_averaging(callbacks: Sequence[Callback]) -> None:
 
 
 def _check_places(run: Run, trainer: Trainer, others: Sequence[Callback | Logger]) -> None:
-    """Raise if a callback or logger would write among the files of the run itself."""
-    own = [folder.resolve() for folder in (run.folder, *(run.folder / name for name in FOLDERS))]
+    """Raise if a callback or logger would write among the files of the run itself, or of another run."""
     for each in others:
         place = _place(each, trainer)
-        if place is not None and place.resolve() in own:
-            raise ValueError(
-                f"{type(each).__name__} would write to {place}, where the run's own files are: give it another folder"
-            )
+        if place is None:
+            continue
+        found = place.resolve()
+        folder = found.parent if found.name in FOLDERS else found
+        if folder == run.folder.resolve() or Run(folder).last.is_file():
+            whose = "the run's own files" if folder == run.folder.resolve() else "the files of another run"
+            raise ValueError(f"{type(each).__name__} would write to {place}, where {whose} are: give it another folder")
 
 
 def _place(writer: Callback | Logger, trainer: Trainer) -> Path | None:

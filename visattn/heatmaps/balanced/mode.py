@@ -99,6 +99,12 @@ def _needs_gradient(output: Any) -> bool:
     return any(isinstance(each, Tensor) and each.requires_grad for each in parts)
 
 
+def check_not_balanced(what: str) -> None:
+    """Raise inside a block of :func:`balanced`, for something that would have its backward passes balanced, too."""
+    if any(isinstance(each, Balanced) for each in _get_current_function_mode_stack()):
+        raise ValueError(f"{what} cannot be asked for inside balanced(...): leave it first")
+
+
 @contextmanager
 def balanced(model: nn.Module, note: Note | None = None, *, weights: bool = False) -> Iterator[Balanced]:
     """Let forward passes of a model inside this block have a balanced backward pass; what they compute is the same.
@@ -113,8 +119,7 @@ def balanced(model: nn.Module, note: Note | None = None, *, weights: bool = Fals
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"balanced takes a network, got {type(model).__name__}")
-    if any(isinstance(each, Balanced) for each in _get_current_function_mode_stack()):
-        raise ValueError("a balanced backward pass cannot be asked for inside another: leave the outer one")
+    check_not_balanced("another balanced backward pass")
     mode = Balanced(note, weights=weights)
 
     def own_derivative(module: nn.Module, args: Any, output: Any) -> Any:

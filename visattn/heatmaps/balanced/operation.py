@@ -72,9 +72,23 @@ class Operation:
         before = target.clone()
         self.mode.follow(target, before, multiple=True)
         after = rule(Operation(self.mode, func, self.name, (before, *rest), kwargs))
+        around = self._constant_around(target)
         target.copy_(after)
+        if around is not None:
+            self.mode.add(target._base, around)
         self.mode.becomes(target, after)
         return None if self.name == "__setitem__" else target
+
+    def _constant_around(self, part: Tensor) -> Tensor | None:
+        """The constant that a part belongs to, without that part; None if there is none, or nobody asks."""
+        whole = part._base
+        if self.mode.note is None or whole is None or self.is_active(whole):
+            return None
+        with torch.no_grad():
+            rest = torch.empty_strided(whole.shape, whole.stride(), dtype=whole.dtype, device=whole.device).copy_(whole)
+            start = part.storage_offset() - whole.storage_offset()
+            rest.as_strided(part.shape, part.stride(), start).zero_()
+        return rest
 
 
 def _with_item(target: Tensor, index: Any, value: Any) -> Tensor:

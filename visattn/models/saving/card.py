@@ -159,11 +159,16 @@ def check_card(card: Any, source: str | Path) -> dict[str, Any]:
         source: where it comes from.
     """
     try:
-        KNOWN(card, "")
-        _check_numbers(card)
-        return json.loads(json.dumps(card, allow_nan=False))
+        return checked(card)
     except ValueError as error:
         raise ValueError(f"the card {str(source)!r} cannot be understood: {error}") from None
+
+
+def checked(card: Any) -> dict[str, Any]:
+    """A card as JSON gives it; what does not follow the schema raises."""
+    KNOWN(card, "")
+    _check_numbers(card)
+    return json.loads(json.dumps(card, allow_nan=False))
 
 
 def read_card(path: str | Path) -> dict[str, Any]:

@@ -16,12 +16,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from numbers import Real
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from visattn.core.arguments import whole
 from visattn.hard.glimpses import PREFIX
+from visattn.listing import shown
 from visattn.models.attach import attach_at
 from visattn.models.layout import Layout, Place
 from visattn.models.names import create_model, split_name
@@ -62,8 +64,11 @@ def describe(model: nn.Module, arguments: Mapping[str, Any] | None = None) -> di
 
 
 def _plain(value: Any) -> int | float:
-    """A NumPy number as a Python number."""
-    return integer if (integer := whole(value)) is not None else float(value)
+    """A NumPy number, or a tensor of one, as a Python number."""
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if not isinstance(number, Real):
+        raise TypeError(f"{shown(value)} is not a number, a text, a list or a table")
+    return integer if (integer := whole(number)) is not None else float(number)
 
 
 def _names(description: Mapping[str, Any]) -> list[str]:

@@ -21,6 +21,11 @@ from visattn.models.plugins import changed_plugins, check_plugins
 from visattn.models.saving.description import build
 from visattn.modules import evaluating, revealing_copy, uncompiled
 
+UNSEEN = (
+    "it was built with arguments that cannot be seen in it, or was changed by hand; give the former with "
+    "arguments={...}"
+)
+
 
 def rebuild(card: Mapping[str, Any], weights: Mapping[str, Tensor], source: str | Path) -> nn.Module:
     """The model of a card with exactly these weights, each in the precision that it has, in evaluation mode.
@@ -86,12 +91,12 @@ def _check_fit(model: nn.Module, weights: Mapping[str, Tensor], card: Mapping[st
         "missing": [key for key in own if key not in weights],
         "unexpected": [key for key in weights if key not in own],
         "of another shape": [
-            f"{key}: {_shape(given)} in the file, {_shape(wanted)} in the model"
+            f"{key}: {_shape(given)} instead of {_shape(wanted)}"
             for key, given, wanted in both
             if given.shape != wanted.shape
         ],
         "of another kind": [
-            f"{key}: {given.dtype} in the file, {wanted.dtype} in the model"
+            f"{key}: {given.dtype} instead of {wanted.dtype}"
             for key, given, wanted in both
             if given.is_floating_point() != wanted.is_floating_point() or given.is_complex() != wanted.is_complex()
         ],
@@ -121,6 +126,15 @@ def _shape(tensor: Tensor) -> str:
     return times(tensor.shape) or "a number"
 
 
+def check_rebuilt(model: nn.Module, card: Mapping[str, Any]) -> None:
+    """Raise if a model cannot be rebuilt from its card, and its weights, so that it computes the same."""
+    try:
+        other = rebuild(card, model.state_dict(), "the model")
+    except ValueError as error:
+        raise ValueError(f"the model cannot be saved, since it could not be read back ({error}): {UNSEEN}") from error
+    check_equal(model, other)
+
+
 def check_equal(model: nn.Module, other: nn.Module) -> None:
     """Raise if a rebuilt model computes something else, or would if none of its parameters were zero."""
     other.to(next(model.parameters()).device)
@@ -137,10 +151,7 @@ def check_equal(model: nn.Module, other: nn.Module) -> None:
         if len(ours) == len(theirs) and all(map(_same, ours, theirs)):
             return
         break
-    raise ValueError(
-        "the model could be written, but what is read back computes something else: it was built with arguments that "
-        "cannot be seen in it, or was changed by hand; give the former with arguments={...}"
-    )
+    raise ValueError(f"the model could be written, but what is read back computes something else: {UNSEEN}")
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

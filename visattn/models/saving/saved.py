@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from visattn.files import replacing
 from visattn.models.names import create_model, model_config, split_name
 from visattn.models.plugins import check_plugins
-from visattn.models.saving.card import CARD, check_card, read_card
+from visattn.models.saving.card import CARD, check_card, checked, read_card
 from visattn.models.saving.description import describe, title
-from visattn.models.saving.rebuilding import check_equal, rebuild
+from visattn.models.saving.rebuilding import check_rebuilt, rebuild
 from visattn.models.saving.weights import read_weights
 from visattn.modules import check_default_device, underlying
 
@@ -92,8 +92,7 @@ def save_model(
     card["input"] = _input(model, card["model"])
     if classes is not None:
         card["classes"] = _names(classes, getattr(model, "num_classes", None))
-    other = rebuild(card, model.state_dict(), "the model itself")
-    check_equal(model, other)
+    check_rebuilt(model, card)
     write_model(folder, model.state_dict(), card)
     return folder
 
@@ -132,7 +131,7 @@ def _input(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def write_model(folder: str | Path, weights: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
     """Write a state dict, and the card that describes its model."""
     folder = Path(folder)
-    versions = {"timm": timm.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    text = _written(card)  # what cannot be read is not written, nor the weights that belong to it
     seen: set[int] = set()
     tensors = {}
     for key, value in weights.items():  # tied weights must not share memory in the file
@@ -144,10 +143,18 @@ def write_model(folder: str | Path, weights: Mapping[str, Tensor], card: Mapping
         except SafetensorError as error:  # its name for an OSError, such as a full disk
             raise OSError(None, str(error)) from error
         partial.chmod(0o644)  # safetensors keeps it to the owner
-    full = {**card, "versions": {**card.get("versions", {}), **versions}}
-    text = json.dumps(check_card(full, folder / CARD), indent=2)  # what cannot be read is not written
     with replacing(folder / CARD) as partial:
         partial.write_text(f"{text}\n")
+
+
+def _written(card: Mapping[str, Any]) -> str:
+    """A card as text, with the versions that it was made with."""
+    versions = {"timm": timm.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    full = {**card, "versions": {**card.get("versions", {}), **versions}}
+    try:
+        return json.dumps(checked(full), indent=2)
+    except ValueError as error:
+        raise ValueError(f"the model cannot be saved, since its card could not be read back: {error}") from None
 
 
 def load_model(folder: str | Path) -> tuple[nn.Module, dict[str, Any]]:

@@ -1,0 +1,37 @@
+"""Adaptive average pooling, also for exporters that do not know the size of the map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Before torch 2.7 an exporter cannot be told from a compiler.
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
+
+def average_cells(x: Tensor, height: int, width: int) -> Tensor:
+    """Means over cells: (B, C, H, W) -> (B, C, height, width), which may also be larger than the map.
+
+    ONNX has no such pooling of a map whose size is not fixed; exporters get a product with matrices.
+
+    >>> average_cells(torch.arange(8.0).view(1, 1, 2, 4), 1, 2)
+    tensor([[[[2.5000, 4.5000]]]])
+    """
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if is_exporting():
+            rows, columns = (pooling_matrix(n, m, like=x) for n, m in ((height, x.shape[2]), (width, x.shape[3])))
+            return rows @ x @ columns.mT
+    return F.adaptive_avg_pool2d(x, (height, width))
+
+
+def pooling_matrix(size: int, length: int, *, like: Tensor) -> Tensor:
+    """Adaptive average pooling of ``length`` values to ``size`` bins as a matrix (size, length)."""
+    bins = torch.arange(size, device=like.device)
+    first = bins * length // size
+    end = ((bins + 1) * length + size - 1) // size
+    position = torch.arange(length, device=like.device)
+    inside = (position >= first[:, None]) & (position < end[:, None])
+    return inside.to(like.dtype) / (end - first)[:, None].to(like.dtype)
