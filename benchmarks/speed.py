@@ -20,14 +20,16 @@ import torch
 from torch import nn
 
 from benchmarks.speed_page import draw_growth, write_page
+from visattn.blocks import block_info, list_blocks
 from visattn.cost import RIVALS, bench_blocks, bench_growth, bench_models
 from visattn.cost.contest import Contestant, contest
-from visattn.cost.settings import all_settings, shapes
+from visattn.cost.settings import all_settings
 from visattn.files import write_json
 
 ROOT = Path(__file__).parent.parent
 SHAPES = "16x256x56x56,16x512x28x28,16x1024x14x14,16x2048x7x7"
 TWO_SHAPES = "16x256x56x56,16x1024x14x14"
+SMALLER = "16x512x28x28,16x1024x14x14"  # for self-attention, whose 3,136 x 3,136 pairs of 56x56 places take minutes
 TINY = "2x16x8x8,2x32x4x4"
 
 
@@ -39,21 +41,32 @@ def timm(smoke: bool, **shown: Any) -> dict[str, Any]:
 
 def compiled(smoke: bool, **shown: Any) -> dict[str, Any]:
     """The same under torch.compile, and not."""
-    blocks, shape, compile = ("se", TINY, "off") if smoke else (list(RIVALS), TWO_SHAPES, "off,on")
-    return bench_blocks(blocks, shape, mode="train", compile=compile, against="timm", **shown).content()
+    names, compile = (["se"], "off") if smoke else (list(RIVALS), "off,on")
+    return _on_two_maps(names, smoke, compile=compile, against="timm", **shown)
 
 
 def blocks(smoke: bool, **shown: Any) -> dict[str, Any]:
     """All blocks, and a 1x1 convolution on the same maps, which shows how fast this machine multiplies."""
-    names, shape = ("se,simam,nonlocal", TINY) if smoke else ("all", SHAPES)
-    content = bench_blocks(names, shape, mode="train", layout="nchw,nhwc", **shown).content()
+    content = _on_two_maps(["se", "simam", "nonlocal"] if smoke else list_blocks(), smoke, layout="nchw,nhwc", **shown)
     convolutions = []
     for setting in all_settings("train", "fp32", "off", "nchw,nhwc"):
-        for each in shapes(shape):
+        for each in sorted({tuple(row["shape"]) for row in content["rows"]}):
             x = setting.random(each, torch.device("cpu")).requires_grad_()
             (found,) = contest([Contestant(nn.Conv2d(each[1], each[1], 1), setting, x)], None)
             convolutions.append({"shape": each, "layout": setting.layout, "cost": asdict(found.cost)})
     return {**content, "convolutions": convolutions}
+
+
+def _on_two_maps(names: Sequence[str], smoke: bool, **options: Any) -> dict[str, Any]:
+    """Training steps of blocks on a large map and a small one; for self-attention both are smaller."""
+    pairs = [name for name in names if block_info(name).family == "self"]
+    groups = [([name for name in names if name not in pairs], TWO_SHAPES), (pairs, SMALLER)]
+    found = [
+        bench_blocks(group, TINY if smoke else shape, mode="train", **options).content()
+        for group, shape in groups
+        if group
+    ]
+    return {**found[0], **{key: [each for content in found for each in content[key]] for key in ("rows", "left_out")}}
 
 
 def networks(smoke: bool, **shown: Any) -> dict[str, Any]:

@@ -144,6 +144,16 @@ def test_where_a_block_goes_is_said_in_words(network, block, where):
     assert (row.where, row.problem) == (where, None)
 
 
+def test_a_block_whose_paper_has_no_resnet_says_what_it_has():
+    rows = blocks_for("resnet18", "[as]*")
+    said = {row.block: row.placed for row in rows}
+    assert said["attention_gate"] == (
+        "residual branch, behind bn2 (8 places); its paper: the skip connections of a U-Net"
+    )
+    assert said["se"] == "residual branch, behind bn2 (8 places)"
+    assert "its paper: the skip connections of a U-Net" in str(rows)
+
+
 def test_a_block_that_does_not_fit_says_why():
     narrow = nn.Sequential(nn.Conv2d(3, 5, 3, 2, 1), nn.ReLU(), nn.Flatten(2))
     rows = {row.block: row for row in blocks_for(narrow, "s*", image_size=32)}

@@ -138,6 +138,7 @@ def test_epsanet(depth, count):
     ("name", "published", "count"),
     [
         ("resnext50_32x4d_sk", 27.5, 27_479_784),  # SKNet-50; timm's skresnext50_32x4d to the last digit
+        ("resnext101_32x4d_sk", None, 48_736_040),  # SKNet-101: 48.9 M, of which 0.16 M are not reproduced
         ("resnet50d_splat", 27.5, 27_483_240),  # ResNeSt-50; timm's resnest50d to the last digit
         ("resnet50_mhsa", 20.8, 20_852_008),  # BoTNet-50
         ("resnet50_sasa", 18.0, 18_015_504),
@@ -190,11 +191,14 @@ def test_parameters_of_a_block(key, counts):
         ("resnet50", 224, 4_089_184_256),
         ("vit_base_patch16_224", 224, 17_563_828_224),
         ("swin_tiny_patch4_window7_224", 224, 4_490_566_656),
+        ("resnext50_32x4d_sk", 224, 4_462_710_784),  # SKNet-50: 4.47 G; timm's skresnext50_32x4d to the last digit
+        ("resnext101_32x4d_sk", 224, 8_448_724_992),  # SKNet-101: 8.46 G
+        ("resnet50d_splat", 224, 5_371_160_576),  # timm's resnest50d to the last digit
     ],
 )
 def test_macs_of_known_networks(name, size, macs):
     with torch.device("meta"):
-        model = timm.create_model(name)
+        model = visattn.create_model(name)
     assert count_macs(model, 1, 3, size, size) == macs
 
 

@@ -39,4 +39,9 @@ CASES = [
         lambda: visattn.register_block("x", family="self", paper="x", attends=torch.zeros(2)),
         "attends to something, in words",
     ),
+    Call(
+        "register_block: used in",
+        lambda: visattn.register_block("x", family="self", paper="x", used_in=5),
+        "is used in some network, in words",
+    ),
 ]

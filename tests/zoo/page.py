@@ -29,7 +29,8 @@ list, and `visattn blocks --for MODEL` what the blocks cost in a model of yours,
 
 Parameters of a block for 256 channels, and its multiply-accumulates on a map of 256 x 14 x 14, the smallest first; then
 what it adds to a ResNet-50 in per cent, where `visattn.create_model` puts it: where its paper does, if that uses a
-ResNet. [zoo.html](zoo.html) is the same table, sorted by whatever column you click on (open it from a clone).
+ResNet; if not, its entry below says what the paper uses. [zoo.html](zoo.html) is the same table, sorted by whatever
+column you click on (open it from a clone).
 
 MACs are those of convolutions, linear layers and products of matrices. As in the literature, sums, products of maps,
 norms, activations and pooling are not counted, so a block of few MACs need not be fast: `visattn bench --blocks all
@@ -56,6 +57,11 @@ HEAD = """
 
 The spatial part of [`nam`](#nam), which nobody released: as its paper describes it, it has a norm with a scale for
 every pixel, and so serves maps of one size only.
+
+## Not established
+
+Of these the authors released no code, and their papers, or what we could read of them, leave a detail open, which the
+entry names: {unsure}.
 """
 COLUMNS = ["block", "family", "attends to", "parameters", "MACs", "ResNet-50 parameters, %", "ResNet-50 MACs, %"]
 
@@ -105,7 +111,10 @@ def markdown(every: list[Row]) -> str:
         text += f"\n## {family.capitalize()} attention\n"
         text += "".join(f"\n{entry(by_name[name])}" for name in list_blocks(family=family))
     said = read(csra.__doc__ or "")
-    return text + HEAD.format(title=said.title, rest="\n\n".join([said.paper, *_explained(said)[:-1]]))
+    unsure = ", ".join(
+        f"[`{row.name}`](#{row.name})" for row in every if "**not established**" in _docstring(row.name).lower()
+    )
+    return text + HEAD.format(title=said.title, rest="\n\n".join([said.paper, *_explained(said)[:-1]]), unsure=unsure)
 
 
 def _cells(row: Row) -> list[str]:
@@ -117,8 +126,7 @@ def _cells(row: Row) -> list[str]:
 def entry(row: Row) -> str:
     """All about one block."""
     info = block_info(row.name)
-    module = sys.modules[info.factory.__module__]
-    said = read(module.__doc__ or "")
+    said = read(_docstring(row.name))
     name = f"visattn.blocks.{info.factory.__name__}"
     lines = [
         f"### `{row.name}`",
@@ -127,12 +135,17 @@ def entry(row: Row) -> str:
         f"Attends to {info.attends}. {row.parameters:,} parameters, {row.macs:,} MACs (256 x 14 x 14). In a ResNet: "
         f"{row.where}. Class: `{name}`.",
     ]
-    first = _first_of(module.__name__)
+    first = _first_of(info.factory.__module__)
     if first == row.name:
         lines += _explained(said)
     else:
         lines.append(f"Equation and differences: with [`{first}`](#{first}), which is in the same file.")
     return "\n\n".join(lines) + "\n"
+
+
+def _docstring(name: str) -> str:
+    """Of the file of a block."""
+    return sys.modules[block_info(name).factory.__module__].__doc__ or ""
 
 
 def _explained(said: Documentation) -> list[str]:

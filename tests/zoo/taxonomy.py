@@ -39,7 +39,11 @@ class Taxon:
 # Blocks that the rules of `taxon` would put into the wrong place, and where they belong.
 ELSEWHERE: dict[str, dict[str, str]] = {
     **{name: {"inputs": "hierarchical"} for name in ("cbam", "cpca", "gam", "polarized_sequential", "scsa")},
-    **{name: {"inputs": "hierarchical"} for name in ("agent", "bra", "double", "perceiver", "residual")},
+    **{name: {"inputs": "hierarchical"} for name in ("double", "perceiver", "residual")},
+    "agent": {"inputs": "hierarchical", "outputs": "multi-head"},  # of 64 channels each
+    "bra": {"inputs": "hierarchical", "softness": "hard"},  # regions that are not chosen are not seen
+    "axial": {"outputs": "multi-head"},  # its map is the mean of the heads'
+    "aft": {"outputs": "multi-dimensional"},  # likewise, and there is a head for every channel
     **{name: {"inputs": "distinctive"} for name in ("attention_gate", "external")},
     **{name: {"form": "location-wise"} for name in ("deformable", "deformable_lka")},
 }

@@ -36,7 +36,9 @@ from visattn.core.arguments import Device, DType
 from visattn.core.precision import precise, without_autocast
 
 
-@register_block("aft", family="self", paper="Zhai et al., 2021, arXiv:2105.14103")
+@register_block(
+    "aft", family="self", paper="Zhai et al., 2021, arXiv:2105.14103", used_in="transformers, as their self-attention"
+)
 class AttentionFree(nn.Module):
     """A weighted average of the map for every position, whose weights are a key plus a kernel; linear in the pixels.
 

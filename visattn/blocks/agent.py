@@ -57,7 +57,12 @@ def averaging(length: int, cells: int, *, device: Device = None, dtype: DType = 
     return inside / inside.sum(1, keepdim=True)
 
 
-@register_block("agent", family="self", paper="Han et al., ECCV 2024, arXiv:2312.08874")
+@register_block(
+    "agent",
+    family="self",
+    paper="Han et al., ECCV 2024, arXiv:2312.08874",
+    used_in="transformers, as their self-attention",
+)
 class Agent(nn.Module):
     """A few agents attend to the map, and the map attends to them; linear in the pixels.
 

@@ -38,7 +38,12 @@ def _resize(x: Tensor, like: Tensor) -> Tensor:
     return F.interpolate(x, size=like.shape[2:], mode="bilinear", align_corners=False)
 
 
-@register_block("attention_gate", family="spatial", paper="Oktay et al., MIDL 2018, arXiv:1804.03999")
+@register_block(
+    "attention_gate",
+    family="spatial",
+    paper="Oktay et al., MIDL 2018, arXiv:1804.03999",
+    used_in="the skip connections of a U-Net",
+)
 class AttentionGate(nn.Module):
     """One weight per position, from the map and from a signal that comes from elsewhere.
 

@@ -11,9 +11,10 @@ d_v = 0.1 C channels of values.
 
 Differences from the paper: the paper's tables are bound to one map size S; here a map of another size reads them by
 linear interpolation, as in ``mhsa``. d_k and d_v are rounded down to a multiple of the heads, which with the least of
-20 gives the published 25.8 M and 45.4 M parameters of ResNet-50 and -101. Eight heads, but no more than half of the
-channels. The paper does not say what it does for a stride: here the convolution has it, and attention works on a 3x3
-average pooling of that stride. A widely copied version draws new tables in every forward pass.
+20 gives the published 25.8 M and 45.4 M parameters of ResNet-50 and -101; the 20.7 M of ResNet-34 are not reproduced
+(22.0 M here, whichever of the two convolutions is replaced). Eight heads, but no more than half of the channels. The
+paper does not say what it does for a stride: here the convolution has it, and attention works on a 3x3 average pooling
+of that stride. A widely copied version draws new tables in every forward pass.
 
 >>> import torch
 >>> aug = AugmentedConvolution(64)

@@ -46,6 +46,7 @@ class BlockInfo:
     family: str
     paper: str
     attends: str
+    used_in: str | None
 
 
 BLOCKS: Registry[BlockInfo] = Registry("block")
@@ -56,7 +57,9 @@ LARGEST = 2**20  # any number among the options of a block
 RESERVED: dict[str, str] = dict.fromkeys(("all", "auto", "none"), "that is a word of the commands")
 
 
-def register_block(name: str, *, family: str, paper: str, attends: str | None = None) -> Callable[[Factory], Factory]:
+def register_block(
+    name: str, *, family: str, paper: str, attends: str | None = None, used_in: str | None = None
+) -> Callable[[Factory], Factory]:
     """Register a block class (or any factory whose first argument is ``channels``) under a name.
 
     Args:
@@ -64,6 +67,7 @@ def register_block(name: str, *, family: str, paper: str, attends: str | None = 
         family: ``channel``, ``spatial``, ``mixed``, ``self`` or ``hard``.
         paper: where the block comes from.
         attends: what it attends to, if not to what its family does (``ATTENDS``).
+        used_in: where the paper puts it, if that is not in a ResNet, such as "the skip connections of a U-Net".
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
@@ -78,13 +82,15 @@ def register_block(name: str, *, family: str, paper: str, attends: str | None = 
         raise ValueError(f"block {name!r} needs a paper: where it comes from, in words, got {paper!r}")
     if attends is not None and not (isinstance(attends, str) and attends.strip()):
         raise ValueError(f"block {name!r} attends to something, in words, such as 'channels', got {attends!r}")
+    if used_in is not None and not (isinstance(used_in, str) and used_in.strip()):
+        raise ValueError(f"block {name!r} is used in some network, in words, such as 'a U-Net', got {used_in!r}")
 
     def register(factory: Factory) -> Factory:
         if not callable(factory) or isinstance(factory, nn.Module):
             raise TypeError(
                 f"block {name!r} needs a class, or a function of the number of channels, got {type(factory).__name__}"
             )
-        BLOCKS.add(name, BlockInfo(name, factory, family, paper, attends or ATTENDS[family]))
+        BLOCKS.add(name, BlockInfo(name, factory, family, paper, attends or ATTENDS[family], used_in))
         return factory
 
     return register

@@ -44,7 +44,7 @@ from visattn.core.energies import dot
 from visattn.core.precision import precise, without_autocast
 
 
-@register_block("bra", family="self", paper="Zhu et al., CVPR 2023, arXiv:2303.08810")
+@register_block("bra", family="self", paper="Zhu et al., CVPR 2023, arXiv:2303.08810", used_in="the blocks of BiFormer")
 class BiLevelRouting(nn.Module):
     """Regions choose regions, and their pixels attend to the pixels of the chosen ones.
 

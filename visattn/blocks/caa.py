@@ -31,7 +31,13 @@ from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType
 
 
-@register_block("caa", family="spatial", paper="Cai et al., CVPR 2024, arXiv:2403.06258", attends="channels and places")
+@register_block(
+    "caa",
+    family="spatial",
+    paper="Cai et al., CVPR 2024, arXiv:2403.06258",
+    attends="channels and places",
+    used_in="the blocks of PKINet",
+)
 class ContextAnchor(Gate):
     """Local average -> a long row and a long column -> sigmoid.
 

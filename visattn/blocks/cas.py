@@ -56,7 +56,7 @@ class Context(nn.Module):
         return gate(u, torch.sigmoid(self.channel(mean_places(u))))
 
 
-@register_block("cas", family="mixed", paper="Zhang et al., 2024, arXiv:2408.03703")
+@register_block("cas", family="mixed", paper="Zhang et al., 2024, arXiv:2408.03703", used_in="the blocks of CAS-ViT")
 class ConvolutionalAdditive(nn.Module):
     """Values, multiplied by the sum of gated queries and keys.
 

@@ -83,7 +83,9 @@ class Head(nn.Module):
         return to_map(self.attend.head_context(query, key, value, bias.to(query.dtype)), u.shape[2:])
 
 
-@register_block("cga", family="self", paper="Liu et al., CVPR 2023, arXiv:2305.07027")
+@register_block(
+    "cga", family="self", paper="Liu et al., CVPR 2023, arXiv:2305.07027", used_in="the blocks of EfficientViT"
+)
 class CascadedGroup(nn.Module):
     """Heads on shares of the channels, one after the other, in windows.
 

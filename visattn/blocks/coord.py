@@ -29,7 +29,11 @@ from visattn.core.arguments import Device, DType
 
 
 @register_block(
-    "coord", family="mixed", paper="Hou et al., CVPR 2021, arXiv:2103.02907", attends="channels, rows and columns"
+    "coord",
+    family="mixed",
+    paper="Hou et al., CVPR 2021, arXiv:2103.02907",
+    attends="channels, rows and columns",
+    used_in="the inverted residuals of MobileNetV2",
 )
 class Coordinate(nn.Module):
     """One gate along the height times one along the width, for every channel.

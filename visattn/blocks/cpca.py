@@ -49,7 +49,9 @@ class TwoSigmoids(MaxMeanChannel):
         return torch.sigmoid(mean) + torch.sigmoid(peak)
 
 
-@register_block("cpca", family="mixed", paper="Huang et al., CBM 2024, arXiv:2306.05196")
+@register_block(
+    "cpca", family="mixed", paper="Huang et al., CBM 2024, arXiv:2306.05196", used_in="a network for segmentation"
+)
 class ChannelPrior(nn.Module):
     """A channel gate, then a convolutional gate of the result, between two uses of one 1x1 convolution.
 

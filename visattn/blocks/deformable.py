@@ -78,7 +78,9 @@ class Offset(nn.Module):
         return torch.tanh(precise(self.out(F.gelu(norm_channels(self.norm, self.conv(query)))))).movedim(1, -1)
 
 
-@register_block("deformable", family="self", paper="Xia et al., CVPR 2022, arXiv:2201.00520")
+@register_block(
+    "deformable", family="self", paper="Xia et al., CVPR 2022, arXiv:2201.00520", used_in="the last two stages of DAT"
+)
 class Deformable(nn.Module):
     """Attention to points of the map that the queries have moved.
 

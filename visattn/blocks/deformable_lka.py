@@ -70,7 +70,11 @@ class DeformableDepthwise(nn.Module):
 
 
 @register_block(
-    "deformable_lka", family="spatial", paper="Azad et al., WACV 2024, arXiv:2309.00121", attends="channels and places"
+    "deformable_lka",
+    family="spatial",
+    paper="Azad et al., WACV 2024, arXiv:2309.00121",
+    attends="channels and places",
+    used_in="a network for segmentation",
 )
 class DeformableLargeKernel(Gate):
     """A decomposed 21x21 convolution, the taps of which move, as the gate.

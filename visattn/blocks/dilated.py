@@ -43,7 +43,12 @@ NUMBERS = (3, 4, 2, 1)  # of dilations, the best first
 WIDTH = 24  # of a head, at least
 
 
-@register_block("dilated", family="self", paper="Jiao et al., TMM 2023, arXiv:2302.01791")
+@register_block(
+    "dilated",
+    family="self",
+    paper="Jiao et al., TMM 2023, arXiv:2302.01791",
+    used_in="the first two stages of DilateFormer",
+)
 class Dilated(nn.Module):
     """Every pixel attends to the nine around it, near in some heads and further apart in others.
 

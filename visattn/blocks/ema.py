@@ -13,7 +13,8 @@ for each of G groups of c = C/G consecutive channels, which share all weights: W
 normalises every channel by itself, and the 3x3 convolution is ``local``. A group has one map for all its channels.
 
 Differences from the authors' code: none for 32 groups; other numbers of channels use the largest common divisor with
-32. In a group of one channel the two softmaxes are one.
+32. In a group of one channel the two softmaxes are one. The published 23.85 M parameters of a ResNet-50 for CIFAR-100
+are not reproduced: behind the last norm of every unit, as in ``resnet50_ema``, it adds 0.20 M, which makes 23.90 M.
 
 >>> import torch
 >>> ema = EfficientMultiScale(64)

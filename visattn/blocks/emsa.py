@@ -45,7 +45,9 @@ from visattn.core.energies import scaled_dot
 from visattn.core.precision import precise, without_autocast
 
 
-@register_block("emsa", family="self", paper="Zhang and Yang, NeurIPS 2021, arXiv:2105.13677")
+@register_block(
+    "emsa", family="self", paper="Zhang and Yang, NeurIPS 2021, arXiv:2105.13677", used_in="the blocks of ResT"
+)
 class EfficientMultiHead(nn.Module):
     """Keys and values from a smaller map, heads that talk to each other, and weights of mean zero.
 

@@ -23,7 +23,12 @@ from visattn.blocks.primitives import Pointwise, mean_places
 from visattn.core.arguments import Device, DType
 
 
-@register_block("ese", family="channel", paper="Lee & Park, CVPR 2020, arXiv:1911.06667")
+@register_block(
+    "ese",
+    family="channel",
+    paper="Lee & Park, CVPR 2020, arXiv:1911.06667",
+    used_in="the aggregation modules of VoVNet",
+)
 class EffectiveSqueezeExcite(Gate):
     """Global average -> one full layer -> hard sigmoid.
 

@@ -31,7 +31,9 @@ from visattn.core.arguments import Device, DType
 from visattn.core.precision import precise
 
 
-@register_block("fcattention", family="channel", paper="Sun et al., Neural Networks 2024")
+@register_block(
+    "fcattention", family="channel", paper="Sun et al., Neural Networks 2024", used_in="a network for dehazing"
+)
 class FineGrainedChannel(Gate):
     """Global average -> neighbouring channels against all channels, both ways -> a learned mixture -> sigmoid.
 

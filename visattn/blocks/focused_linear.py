@@ -47,7 +47,12 @@ def focus(t: Tensor, power: int) -> Tensor:
     return peaked * (t.norm(dim=1, keepdim=True) / peaked.norm(dim=1, keepdim=True))
 
 
-@register_block("focused_linear", family="self", paper="Han et al., ICCV 2023, arXiv:2308.00442")
+@register_block(
+    "focused_linear",
+    family="self",
+    paper="Han et al., ICCV 2023, arXiv:2308.00442",
+    used_in="transformers, as their self-attention",
+)
 class FocusedLinearAttention(FeatureMapAttention):
     """Linear attention with features that point where their largest channels do, and a convolution of the values.
 

@@ -11,9 +11,9 @@ C/r channels and ``conv2`` back to C; all four have biases.
 
 Differences from the paper: none known in the equation. **Not established**: no code of the authors is public. Whether
 the spatial part has batch norms and biases is not certain; here it has both, as in common copies. r = 1 /
-``rd_ratio`` = 16 is what fits the parameter counts that we remember from the paper's tables (16.04 M for ResNet-18),
-though we could not look them up again; common copies have r = 4 (``rd_ratio=1/4``). The variant with grouped
-convolutions and a shuffle is not part of this block.
+``rd_ratio`` = 16 is what comes closest to the 16.04 M parameters that we remember for ResNet-18 in the paper's tables,
+which we could not look up again: it has 16.05 M here, and 16.04 M without the norms and biases. Common copies have
+r = 4 (``rd_ratio=1/4``). The variant with grouped convolutions and a shuffle is not part of this block.
 
 >>> import torch
 >>> GlobalAttention(64)(torch.randn(2, 64, 8, 8)).shape

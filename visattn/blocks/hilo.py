@@ -115,7 +115,9 @@ class LoFi(nn.Module):
         return self.out(to_map(self.attend.head_context(*self._parts(full)), full.shape[2:]))
 
 
-@register_block("hilo", family="self", paper="Pan et al., NeurIPS 2022, arXiv:2205.13213")
+@register_block(
+    "hilo", family="self", paper="Pan et al., NeurIPS 2022, arXiv:2205.13213", used_in="the blocks of LITv2"
+)
 class HiLo(nn.Module):
     """Some heads attend within small tiles, the others to the averages of tiles.
 

@@ -51,7 +51,9 @@ def from_strided_groups(x: Tensor, rows: int, columns: int) -> Tensor:
     return x.unflatten(0, (-1, rows, columns)).permute(0, 3, 4, 1, 5, 2).flatten(4).flatten(2, 3)
 
 
-@register_block("irmb", family="self", paper="Zhang et al., ICCV 2023, arXiv:2301.01146")
+@register_block(
+    "irmb", family="self", paper="Zhang et al., ICCV 2023, arXiv:2301.01146", used_in="EMO, of which it is a block"
+)
 class InvertedResidualAttention(nn.Module):
     """Attention in groups of far-apart pixels, then a depthwise convolution, on a widened map; added to the input.
 

@@ -38,7 +38,12 @@ def elu_plus_one(t: Tensor) -> Tensor:
     return torch.exp(t.clamp(max=0)) + F.relu(t)
 
 
-@register_block("linear", family="self", paper="Katharopoulos et al., ICML 2020, arXiv:2006.16236")
+@register_block(
+    "linear",
+    family="self",
+    paper="Katharopoulos et al., ICML 2020, arXiv:2006.16236",
+    used_in="transformers, as their self-attention",
+)
 class LinearAttention(FeatureMapAttention):
     """Attention over the whole map whose features are elu(t) + 1.
 

@@ -27,7 +27,13 @@ from visattn.blocks.windows import averages
 from visattn.core.arguments import Device, DType
 
 
-@register_block("lka", family="spatial", paper="Guo et al., CVM 2023, arXiv:2202.09741", attends="channels and places")
+@register_block(
+    "lka",
+    family="spatial",
+    paper="Guo et al., CVM 2023, arXiv:2202.09741",
+    attends="channels and places",
+    used_in="the blocks of VAN",
+)
 class LargeKernel(Gate):
     """A decomposed 21x21 convolution as the gate.
 

@@ -35,7 +35,13 @@ from visattn.blocks.strips import depthwise
 from visattn.core.arguments import Device, DType
 
 
-@register_block("lsk", family="spatial", paper="Li et al., ICCV 2023, arXiv:2303.09030", attends="channels and places")
+@register_block(
+    "lsk",
+    family="spatial",
+    paper="Li et al., ICCV 2023, arXiv:2303.09030",
+    attends="channels and places",
+    used_in="the blocks of LSKNet",
+)
 class LargeSelectiveKernel(Gate):
     """Two receptive fields, mixed at every place as it needs, as the gate.
 

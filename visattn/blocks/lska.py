@@ -34,7 +34,11 @@ DILATIONS = {7: 2, 11: 2, 23: 3, 35: 3, 41: 3, 53: 3}  # by kernel size
 
 
 @register_block(
-    "lska", family="spatial", paper="Lau et al., ESWA 2024, arXiv:2309.01439", attends="channels and places"
+    "lska",
+    family="spatial",
+    paper="Lau et al., ESWA 2024, arXiv:2309.01439",
+    attends="channels and places",
+    used_in="the blocks of VAN",
 )
 class SeparableLargeKernel(Gate):
     """A large convolution, decomposed into rows and columns, as the gate.

@@ -59,7 +59,12 @@ class ConvolutionalHead(nn.Module):
         return self.spread(F.relu(self.collect(x)))[:, :, top : top + height, left : left + width]
 
 
-@register_block("mhca", family="mixed", paper="Georgescu et al., WACV 2023, arXiv:2204.04218")
+@register_block(
+    "mhca",
+    family="mixed",
+    paper="Georgescu et al., WACV 2023, arXiv:2204.04218",
+    used_in="networks for super-resolution",
+)
 class MultiHeadConvolution(Gate):
     """Bottlenecks of several kernel sizes -> sum -> sigmoid.
 

@@ -36,7 +36,12 @@ from visattn.blocks.pooling import average_cells
 from visattn.core.arguments import Device, DType, positive
 
 
-@register_block("mlca", family="mixed", paper="Wan et al., EAAI 2023, doi:10.1016/j.engappai.2023.106442")
+@register_block(
+    "mlca",
+    family="mixed",
+    paper="Wan et al., EAAI 2023, doi:10.1016/j.engappai.2023.106442",
+    used_in="object detectors",
+)
 class MixedLocalChannel(Gate):
     """ECA over the whole map and over a few cells of it, half and half.
 

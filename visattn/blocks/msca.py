@@ -26,7 +26,11 @@ from visattn.core.arguments import Device, DType
 
 
 @register_block(
-    "msca", family="spatial", paper="Guo et al., NeurIPS 2022, arXiv:2209.08575", attends="channels and places"
+    "msca",
+    family="spatial",
+    paper="Guo et al., NeurIPS 2022, arXiv:2209.08575",
+    attends="channels and places",
+    used_in="the blocks of SegNeXt",
 )
 class MultiScaleConvolution(Gate):
     """Strips of several lengths, summed up, as the gate.

@@ -37,7 +37,9 @@ from visattn.core.arguments import Device, DType, positive
 from visattn.core.precision import precise
 
 
-@register_block("outlook", family="self", paper="Yuan et al., TPAMI 2022, arXiv:2106.13112")
+@register_block(
+    "outlook", family="self", paper="Yuan et al., TPAMI 2022, arXiv:2106.13112", used_in="the first stage of VOLO"
+)
 class Outlook(nn.Module):
     """Every second pixel says how the pixels around it mix.
 

@@ -30,7 +30,12 @@ from visattn.blocks.primitives import Pointwise, gate, mean_places
 from visattn.core.arguments import Device, DType
 
 
-@register_block("parnet", family="channel", paper="Goyal et al., NeurIPS 2022, arXiv:2110.07641")
+@register_block(
+    "parnet",
+    family="channel",
+    paper="Goyal et al., NeurIPS 2022, arXiv:2110.07641",
+    used_in="ParNet, of which it is a block",
+)
 class ParNet(nn.Module):
     """Two convolutions side by side with a skip whose channels are gated.
 

@@ -78,7 +78,7 @@ class Cross(nn.Module):
         return t + self.fc2(F.gelu(self.fc1(self.norm(t)), approximate="tanh"))
 
 
-@register_block("perceiver", family="self", paper="Jaegle et al., ICML 2021, arXiv:2103.03206")
+@register_block("perceiver", family="self", paper="Jaegle et al., ICML 2021, arXiv:2103.03206", used_in="the Perceiver")
 class Perceiver(nn.Module):
     """A few learned vectors read the map, and every pixel reads them; linear in the pixels.
 

@@ -15,8 +15,9 @@ Differences from the paper: none. From the authors' TensorFlow code: the orthogo
 decomposition, of which the usual algorithm fixes signs; here they are uniform, without which the mean of many features
 is not the softmax. The features are drawn once, from a fixed seed, so that a block is a function of its
 ``state_dict``, where they are saved; :meth:`redraw` draws others, which the authors' JAX code does in every pass.
-Eight heads where they divide the channels, else the largest smaller number that does; the paper's networks differ in
-this. There is no residual inside. The paper's ImageNet64 figures are those of another kernel, a ReLU.
+ε is that of the TensorFlow code; the JAX code has 1e-4. Eight heads where they divide the channels, else the largest
+smaller number that does; the paper's networks differ in this. There is no residual inside. The paper's ImageNet64
+figures are those of another kernel, a ReLU.
 
 >>> import torch
 >>> performer = Performer(64)
@@ -51,7 +52,12 @@ def orthogonal_features(number: int, dim: int, generator: torch.Generator) -> Te
     return directions * lengths.unsqueeze(1)
 
 
-@register_block("performer", family="self", paper="Choromanski et al., ICLR 2021, arXiv:2009.14794")
+@register_block(
+    "performer",
+    family="self",
+    paper="Choromanski et al., ICLR 2021, arXiv:2009.14794",
+    used_in="transformers, as their self-attention",
+)
 class Performer(FeatureMapAttention):
     """Softmax attention over the whole map, approximated by random features.
 

@@ -70,7 +70,9 @@ class Polarized(nn.Module):
         return self.value((x.flatten(2) @ weights.mT).unsqueeze(-1))
 
 
-@register_block("polarized_parallel", family="mixed", paper=PAPER)
+@register_block(
+    "polarized_parallel", family="mixed", paper=PAPER, used_in="networks for pose estimation and segmentation"
+)
 class PolarizedParallel(Polarized):
     """A channel gate plus a gate of pixels.
 
@@ -96,7 +98,9 @@ class PolarizedParallel(Polarized):
         return gate(x, self.attention(x))
 
 
-@register_block("polarized_sequential", family="mixed", paper=PAPER)
+@register_block(
+    "polarized_sequential", family="mixed", paper=PAPER, used_in="networks for pose estimation and segmentation"
+)
 class PolarizedSequential(Polarized):
     """A channel gate, then a gate of pixels on the result.
 

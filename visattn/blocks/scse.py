@@ -34,7 +34,7 @@ from visattn.core.arguments import Device, DType
 PAPER = "Roy et al., MICCAI 2018, arXiv:1803.02579"
 
 
-@register_block("cse", family="channel", paper=PAPER)
+@register_block("cse", family="channel", paper=PAPER, used_in="networks for segmentation")
 class ChannelSE(SqueezeExcite):
     """Squeeze-and-excitation with a bottleneck of half the channels.
 
@@ -47,7 +47,7 @@ class ChannelSE(SqueezeExcite):
         super().__init__(channels, rd_ratio=rd_ratio, device=device, dtype=dtype)
 
 
-@register_block("sse", family="spatial", paper=PAPER)
+@register_block("sse", family="spatial", paper=PAPER, used_in="networks for segmentation")
 class SpatialSE(Gate):
     """A 1x1 convolution to one channel and a sigmoid: one weight per position.
 
@@ -64,7 +64,7 @@ class SpatialSE(Gate):
         return torch.sigmoid(self.conv(x))
 
 
-@register_block("scse", family="mixed", paper=PAPER)
+@register_block("scse", family="mixed", paper=PAPER, used_in="networks for segmentation")
 class ConcurrentSE(nn.Module):
     """The elementwise maximum of the channel-gated and the spatially gated input.
 

@@ -36,7 +36,7 @@ from visattn.core import Attention
 from visattn.core.arguments import Device, DType, positive
 
 
-@register_block("shsa", family="self", paper="Yun and Ro, CVPR 2024, arXiv:2401.16456")
+@register_block("shsa", family="self", paper="Yun and Ro, CVPR 2024, arXiv:2401.16456", used_in="the blocks of SHViT")
 class SingleHead(nn.Module):
     """One head on a fifth of the channels; a projection mixes what it found with the others.
 

@@ -30,7 +30,13 @@ from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType
 
 
-@register_block("strip", family="spatial", paper="Yuan et al., 2025, arXiv:2501.03775", attends="channels and places")
+@register_block(
+    "strip",
+    family="spatial",
+    paper="Yuan et al., 2025, arXiv:2501.03775",
+    attends="channels and places",
+    used_in="the blocks of StripNet",
+)
 class StripConvolution(Gate):
     """A long row, then a long column, as the gate.
 

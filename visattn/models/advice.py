@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -41,6 +42,7 @@ class BlockRow:
         parameters: that it adds in all these places; below zero if what it replaces has more.
         macs: multiply-accumulates of one image that it adds.
         problem: why it does not fit, or None.
+        used_in: where its paper puts it, if that is not in a ResNet, or None.
     """
 
     block: str
@@ -50,12 +52,14 @@ class BlockRow:
     parameters: int = 0
     macs: int = 0
     problem: str | None = None
+    used_in: str | None = None
 
     @property
     def placed(self) -> str:
-        """Where it goes and in how many places, or why it does not."""
+        """Where it goes and in how many places, or why it does not, and where its paper puts it."""
         number = f"{len(self.places)} place{'s' if len(self.places) > 1 else ''}"
-        return self.problem or f"{self.where} ({number})"
+        paper = f"; its paper: {self.used_in}" if self.used_in else ""
+        return f"{self.problem or f'{self.where} ({number})'}{paper}"
 
 
 class BlockRows(list[BlockRow]):
@@ -77,7 +81,7 @@ class BlockRows(list[BlockRow]):
             cells.append([*told, *(["", "", "", ""] if row.problem else [*costs[0], *costs[1]])])
         caption = (
             f"added to {self.network} with {self.parameters:,} parameters and {self.macs:,} MACs, where create_model "
-            "puts the block: in a ResNet where its paper puts it, if the paper has a ResNet"
+            "puts the block: in a ResNet where its paper puts it, unless that has another network, which is named then"
         )
         return Table(["block", "attends to", "where", "parameters", "", "MACs", ""], cells, caption, texts=3)
 
@@ -124,13 +128,13 @@ def matching_blocks(pattern: str, family: str | None) -> list[str]:
 def _row(network: nn.Module, found: Survey, block: str, named: bool, chosen: Chosen) -> BlockRow:
     if not named and not is_imported(block):
         return BlockRow(block, "", "", problem=f"{says(block)}: imported if it is named")
-    attends = block_info(block).attends  # raises if it cannot be imported
+    info = block_info(block)  # raises if it cannot be imported
     try:
-        if replaced := paper_replacements(network, found, block):
-            return _instead(network, found, block, replaced)
-        return _behind(network, found, block, chosen)
+        replaced = paper_replacements(network, found, block)
+        row = _instead(network, found, block, replaced) if replaced else _behind(network, found, block, chosen)
     except (Exception, SystemExit) as error:  # what a block does is its own affair
-        return BlockRow(block, attends, "", problem=f"does not fit: {why_refused(error)}")
+        row = BlockRow(block, info.attends, "", problem=f"does not fit: {why_refused(error)}")
+    return dataclasses.replace(row, used_in=info.used_in)
 
 
 def _instead(network: nn.Module, found: Survey, block: str, replaced: Mapping[str, Mapping[str, Any]]) -> BlockRow:

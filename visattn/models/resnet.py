@@ -20,8 +20,8 @@ contextual transformer bring a norm and an activation, which replace those of th
 pooling of stride 1 in its first unit, RedNet (``involution``) and SASA a stem of their own: these are left out.
 
 Axial attention and SCSA stand behind the activation inside the unit (``INSIDE``). The paper of GCT puts one before
-every convolution; here it stands with the other gates. Self-attention whose paper has no ResNet stands where it does in
-other networks, behind every stage.
+every convolution; here it stands with the other gates, and so do those whose paper has no ResNet (``used_in`` of the
+registry). Self-attention of such papers stands where it does in other networks, behind every stage.
 """
 
 from __future__ import annotations
