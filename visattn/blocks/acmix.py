@@ -17,7 +17,7 @@ pixels, which that code does not take, and a map may have any size for a stride 
 0, s, 2s, ...). As there, the channels of the two parts are added in different orders: the attention's head by head, the
 convolution's channel by channel. The term q_i·e_i is the same for all j, and the bias of e likewise: softmax does not
 notice them. The bias is kept as the authors have it, the term is not computed. Four heads where they divide the
-channels, else the largest smaller number that does.
+channels, else the largest smaller number that does. Common copies compute the same.
 
 >>> import torch
 >>> acmix = ACmix(64)

@@ -16,7 +16,9 @@ of each for every head and agent: ``gather`` makes up B_1 and ``hand_out`` B_2.
 Differences from the paper: none from the authors' code on maps of side S. Their classification networks are bound to
 that side; resizing the tables to any map is how their detection code does it. 49 agents and 64 channels per head as
 in their PVT (9 to 49 by stage), S = 14; other widths get the largest number of heads that divides them and leaves at
-least 64 channels to each. The spatial reduction of PVT is left out, as in their networks with agents.
+least 64 channels to each. The spatial reduction of PVT is left out, as in their networks with agents. Common copies are
+bound to a map of given size; one that takes (B, C, H, W) flattens it without moving the channels to the end, which
+mixes pixels and channels.
 
 >>> import torch
 >>> agent = Agent(64)

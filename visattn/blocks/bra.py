@@ -17,7 +17,9 @@ to the right before ``qkv``, as in the authors' detection code: what was filled 
 the published networks (1, 4 and 16 by stage; their last stage attends to everything); other widths get the largest
 number of heads that divides them and leaves at least 32 channels to each. The means are taken of x and projected,
 which is the same as means of projections, and is done in single precision, so that half precision chooses the same
-regions.
+regions. Common copies have eight heads and a depthwise 3x3 convolution; their variant that stays in (B, C, H, W) cuts
+maps whose sides are no multiples of S into regions of ⌊H/S⌋ x ⌊W/S⌋ pixels, of which there are more than S along a
+side.
 
 >>> import torch
 >>> bra = BiLevelRouting(64)

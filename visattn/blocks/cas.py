@@ -14,7 +14,7 @@ where q, k, v are a bias-free 1x1 convolution (``qkv``), every DW is a depthwise
 added where others multiply them, so this is linear in the pixels; there are no heads, and no softmax.
 
 Differences from the paper: the paper writes a linear projection where the authors' code, which is followed here, has
-DW_a, and a second depthwise convolution DW_p after the product.
+DW_a, and a second depthwise convolution DW_p after the product. Common copies compute the same.
 
 >>> import torch
 >>> cas = ConvolutionalAdditive(64)

@@ -18,6 +18,7 @@ edges the depthwise convolutions see zeros, and what was filled in takes part). 
 only if they are as large as the table of distances; here any H x W uses the top left corner of the table. Four heads
 with keys of 16 channels and 5x5 convolutions, as in EfficientViT-M0 and M3; fewer heads where four do not divide the
 channels. The batch norm of W_p starts at zero, so this block, to which a network adds its input, is zero at first.
+Common copies compute the same; those without windows are bound to one square map and have keys of C/16 channels.
 
 >>> import torch
 >>> cga = CascadedGroup(64)

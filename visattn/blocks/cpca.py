@@ -15,7 +15,7 @@ is ``strips``, that of :mod:`visattn.blocks.msca`.
 Differences from the paper: its equations have neither the first and the last W nor the GELU, and one sigmoid of the sum
 where there are two here. All follow the authors' code, which produced the published figures. Their configurations have
 bottlenecks of C/8 and C/16, of which this is the latter. In their network the block stands behind a batch norm and has
-a shortcut around it.
+a shortcut around it. Common copies have a bottleneck of C/4.
 
 >>> import torch
 >>> cpca = ChannelPrior(64)

@@ -11,7 +11,8 @@ where q, k (C/8 features) and v are 1x1 convolutions of the pixels i, j, x_c is 
 Differences from the paper: it writes softmax(+x_c'x_d). The authors' code, which produced the published figures,
 subtracts the energies from their maximum, so that channels attend to those that are unlike them. There, each attention
 stands between convolutions in one branch of a segmentation head, with a shortcut of its own; here both share one
-shortcut.
+shortcut. The common copy (External-Attention-pytorch) has neither the shortcut nor α and β, scales both energies, lets
+channels attend to those that are like them, has queries and keys of C features, and takes only maps of 512 x 7 x 7.
 
 Places run on the fused attention kernel, so no N x N matrix is held unless :meth:`attention` is called; that of the
 channels is C x C.

@@ -20,7 +20,9 @@ outermost pixels. The table is stored for one side S = ``size`` of the map, as i
 relative distances it serves maps of every size. Settings are those of the third stage (kernel 5, reach 2, S = 14, 32
 channels per head, 128 per group); other widths get the largest numbers of heads and groups that divide them and leave
 each at least that many. The authors' later code (DAT++) differs, and divides by zero on maps one pixel wide. The bias
-of all pairs would be N x M: it is read, and used, for a few queries at a time.
+of all pairs would be N x M: it is read, and used, for a few queries at a time. Common copies take the later code with
+the table switched off: a depthwise 3x3 convolution of the queries is added to the output instead. They have four
+groups, a kernel of 3 and a reach of 4.
 
 >>> import torch
 >>> deformable = Deformable(64)

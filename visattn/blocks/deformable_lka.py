@@ -12,7 +12,8 @@ interpolated; outside of it, it is zero.
 
 Differences from the authors' code: none (the 2-D version). The depthwise kernels w (``weight``) have no biases. The
 convolutions to the offsets are dense and hold nearly all of the parameters; they do not start at zero. As in VAN, the
-authors wrap this in two more 1x1 convolutions, a GELU and a shortcut.
+authors wrap this in two more 1x1 convolutions, a GELU and a shortcut. Common copies compute the same, mostly with that
+wrapping.
 
 Half precision is sampled in single precision: torchvision has no kernel for bfloat16.
 

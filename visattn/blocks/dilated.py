@@ -15,7 +15,8 @@ channels each (72 channels have 3 heads, 192 have 6, as in the published network
 1 to D with D the first of 4, 2, 1 that divides the heads, and the heads, if not given, are D times as many as leave
 24 channels to each, but at least D. This is our choice; the papers' networks have no such widths. As in the authors'
 code, keys and values outside of the map are zero and keep their share of the softmax, so rows of :meth:`attention`
-sum to less than one at the border. The authors' code also overwrites its input; this does not.
+sum to less than one at the border. The authors' code also overwrites its input; this does not. Many copies have eight
+heads with the dilations 2 and 3; that in Plug-play-modules reads (B, H, W, C) where its example says (B, C, H, W).
 
 >>> import torch
 >>> dilated = Dilated(72)

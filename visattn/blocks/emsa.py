@@ -18,7 +18,8 @@ switch off what is special about the block, and s = 2. The instance norm is writ
 or of weights that are all one (a single key), it gives zero, so that a 1x1 map becomes the bias b_p, in training too,
 where PyTorch's own raises. Every row of a softmax has the mean 1/M, and the standard deviation can be divided by
 last, so that a few queries at a time are enough and the matrix is never held. ``attention`` returns the softmax, before
-the instance norm.
+the instance norm. The common copy (External-Attention-pytorch) has the same equation for a map of given size, with
+heads of any width, s = 3 and dropout of the weights.
 
 >>> import torch
 >>> emsa = EfficientMultiHead(64)

@@ -12,7 +12,8 @@ is ``fc``, with bias, and m = σ(``theta``): neighbours and all channels meet in
 them.
 
 Differences from the authors' code: none. M is not formed, as the sums over its rows and columns are (Σ u) v and (Σ v)
-u. Not to be confused with :mod:`visattn.blocks.fca`, which has the same initials.
+u. Not to be confused with :mod:`visattn.blocks.fca`, which has the same initials. Common copies compute the same; a few
+leave out the learned share, or W as well.
 
 >>> import torch
 >>> FineGrainedChannel(64)(torch.randn(2, 64, 8, 8)).shape

@@ -17,7 +17,8 @@ Differences from the paper: it writes the lengths for one head; in the authors' 
 over all C channels. There e is bound to one map size; here it is stored for S x S pixels (``size``) and resampled
 bilinearly for other maps. There is no residual inside. Eight heads where they divide the channels, else the largest
 smaller number that does; the authors' networks have one for every 32 or 64 channels. The keys and values are those of
-the whole map (``sr_ratio`` 1 there).
+the whole map (``sr_ratio`` 1 there). Copies in YOLO forks are bound to one square map; some leave out W_o and the
+biases of q, k and v, and add a depthwise 3x3 convolution of v.
 
 >>> import torch
 >>> focused = FocusedLinearAttention(64)

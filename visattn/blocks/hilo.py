@@ -15,7 +15,8 @@ Differences from the paper: none on maps whose sides are multiples of s. Others 
 the right, which take part and are cut off at the end, as in the authors' detection code. s = 2, α = 0.9 and biases as
 in the published networks, with 32 channels per head. Other widths get the largest number of heads that divides them
 and leaves at least 32 channels to each, but two heads where possible, since one would be Hi-Fi alone.
-:meth:`attention` shares what an average receives evenly among its pixels, which is exact.
+:meth:`attention` shares what an average receives evenly among its pixels, which is exact. Common copies have eight
+heads, half of them Lo-Fi, no biases for q, k and v, and take only maps whose sides are multiples of s.
 
 >>> import torch
 >>> hilo = HiLo(64)

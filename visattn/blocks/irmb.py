@@ -16,7 +16,9 @@ tile but every n-th row and column of the whole map, 7x7 pixels, with n = H/7 (o
 Differences from the paper: none from the authors' networks with attention (EMO-5M: 32 channels per head, windows of
 7x7), whose settings are not the defaults of their class. Maps are filled up with zeros after the norm to multiples of
 7, and the filling takes part, as there. Other widths get the largest number of heads that divides them and leaves at
-least 32 channels to each. Unlike most blocks here this one has its norm and its residual connection inside.
+least 32 channels to each. Unlike most blocks here this one has its norm and its residual connection inside. Common
+copies put a batch norm in the place of LN, project the values before they are collected rather than after, do not widen
+them, and have a 3x3 convolution.
 
 >>> import torch
 >>> irmb = InvertedResidualAttention(64)

@@ -13,7 +13,8 @@ convolution is ``choose`` and W (C, C/2) is ``mix``. There is no sigmoid around 
 
 Differences from the paper: none. LSKNet wraps this core in two more 1x1 convolutions, a GELU and a shortcut, and draws
 the weights of the whole network from normal distributions; here they start as PyTorch's do, like those of ``lka``.
-Half of an odd number of channels is rounded down, but not to zero.
+Half of an odd number of channels is rounded down, but not to zero. Common copies compute the same, with or without
+LSKNet's wrapping.
 
 >>> import torch
 >>> lsk = LargeSelectiveKernel(64)

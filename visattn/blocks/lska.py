@@ -12,7 +12,8 @@ d = 3 for larger k.
 
 Differences from the paper: none. The default k = 23 is that of the released ImageNet models. VAN, where the authors
 put this in the place of LKA, wraps it in two more 1x1 convolutions, a GELU and a shortcut, and draws the weights of the
-whole network from normal distributions; here they start as PyTorch's do, like those of ``lka``.
+whole network from normal distributions; here they start as PyTorch's do, like those of ``lka``. Common copies default
+to k = 7 or 11.
 
 >>> import torch
 >>> block = SeparableLargeKernel(64)

@@ -11,7 +11,8 @@ deconv_k, from M to C, makes it as large as it was.
 
 Differences from the authors' code: M = C/4 is the default of their options, whereas the published models have M = 2C
 (``rd_ratio=2``), at eight times the cost; those for 4x super-resolution have the first two heads only (``heads=2``).
-A map that is smaller than a kernel, which theirs refuses, is padded with zeros to its size for that head.
+A map that is smaller than a kernel, which theirs refuses, is padded with zeros to its size for that head. Common copies
+compute the same; many classes of that name are Next-ViT's block, a grouped convolution without a gate.
 
 >>> import torch
 >>> MultiHeadConvolution(64)(torch.randn(2, 64, 8, 8)).shape

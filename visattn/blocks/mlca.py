@@ -12,9 +12,11 @@ where the map is averaged to S x S cells (S = 5, ``size``), the two convolutions
 over the mean of the cells and ``local`` over all cells in one line, k is that of ECA, m = 1/2 is ``local_weight`` and U
 resizes the cells to the map by adaptive averaging.
 
-Differences from the authors' code: none. The article is not open, so this follows their code. In the line, the last
-channel of a cell is a neighbour of the first channel of the next. The mean of the cells is that of the map only where
-S divides its sides.
+Differences from the authors' code: none. The article is not open; the equation above is what their code computes, with
+which this was compared. In the line, the last channel of a cell is a neighbour of the first channel of the next. The
+mean of the cells is that of the map only where S divides its sides. An earlier line of that code, since corrected but
+still in many copies, takes the images of a batch for rows of cells, so that they share one overall gate, made of all of
+them.
 
 >>> import torch
 >>> mlca = MixedLocalChannel(64)

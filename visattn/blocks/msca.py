@@ -10,6 +10,7 @@ where the sum is ``strips``, the 1x1 convolution ``mix``, and there is no sigmoi
 
 Differences from the paper: none. SegNeXt wraps this core in two more 1x1 convolutions, a GELU and a shortcut, and draws
 the weights of the whole network from normal distributions; here they start as PyTorch's do, like those of ``lka``.
+Common copies compute the same.
 
 >>> import torch
 >>> MultiScaleConvolution(64)(torch.randn(2, 64, 8, 8)).shape

@@ -10,7 +10,8 @@ Differences from the paper: its equation ends at the sigmoid; the authors' code 
 does this block. As in their code, no gradient goes through the share of γ: γ learns through the batch norm only.
 Where all γ are zero the share is 0/0 there and zero here. The spatial part, which the paper describes and nobody
 released, needs a batch norm with a scale for every pixel of a map of fixed size; it is left out. So is the penalty on
-|γ| that the authors add to the loss: it belongs to training.
+|γ| that the authors add to the loss: it belongs to training. Common copies compute the same; that in Plug-play-modules
+adds a spatial part of its own making.
 
 >>> import torch
 >>> NormalizationBased(64).eval()(torch.randn(2, 64, 8, 8)).shape

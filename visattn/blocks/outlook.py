@@ -13,7 +13,8 @@ pixel is added up.
 Differences from the paper: none. k = 3, s = 2 and 32 channels per head, as in the published networks; the authors'
 class itself defaults to s = 1. Other widths get the largest number of heads that divides them and leaves at least 32
 channels to each. Neighbours outside the map have the value zero and keep their share of the softmax, as in the
-authors' code, so the rows of :meth:`attention` do not sum to one.
+authors' code, so the rows of :meth:`attention` do not sum to one. Common copies compute the same with s = 1; that in
+External-Attention-pytorch has a single head and dropout.
 
 >>> import torch
 >>> outlook = Outlook(64)

@@ -15,6 +15,7 @@ channels of a head attend to each other, their features being the N pooled place
 
 Differences from the authors' code: none for maps of at least 7x7, which theirs needs; along a shorter side the pooling
 window is the map's own. Since a mean of contexts is the context of the mean, only the mean of the values is collected.
+Common copies compute the same, mostly with eight heads.
 
 >>> import torch
 >>> scsa = SpatialChannelSynergy(64)

@@ -12,7 +12,8 @@ where x_1 are the first P channels, about 1/4.67 of all, and x_2 the others, whi
 
 Differences from the paper: none from the authors' code. P is 3C/14, rounded down, which gives the number of channels
 in every stage of the published networks (at least one here, so that narrow maps work). The batch norm of W_p starts
-at zero, so this block, to which a network adds its input, is zero at first. Note that the ReLU also acts on x_2.
+at zero, so this block, to which a network adds its input, is zero at first. Note that the ReLU also acts on x_2. Common
+copies default to P = 32, whatever the width.
 
 >>> import torch
 >>> shsa = SingleHead(64)

@@ -13,7 +13,8 @@ with the second: channel j·C/2 + i becomes channel 2i + j.
 
 Differences from the authors' code: none for their 64 groups, which need 128 channels or a multiple; other even
 numbers of channels use the largest common divisor of C/2 and 64. The output is in another order than the input, so
-that behind a residual addition it meets other channels than its own, as in the published models.
+that behind a residual addition it meets other channels than its own, as in the published models. Common copies compute
+the same with 8 groups.
 
 >>> import torch
 >>> ShuffleAttention(64)(torch.randn(2, 64, 8, 8)).shape
