@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
+from visattn.blocks.tokens import to_heads
 from visattn.blocks.widths import fitting_heads, output_width
 from visattn.blocks.windows import averages, start_tables, with_offsets
 from visattn.core.arguments import Device, DType, positive
@@ -42,7 +43,7 @@ from visattn.core.energies import dot
 
 def tokens(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys with their positional features (B, heads, N, d + H + W), values (B, heads, N, d)."""
-    query, key, value = qkv.unflatten(1, (3, heads, -1)).flatten(4).mT.unbind(1)  # (B, heads, N, d) each
+    query, key, value = (to_heads(part, heads) for part in qkv.chunk(3, dim=1))  # (B, heads, N, d) each
     return *with_offsets(query, key, rel_h, rel_w, qkv.shape[2:]), value
 
 
