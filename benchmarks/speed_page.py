@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.speed_reasons import REASONS
+from benchmarks.speed_reasons import LONGER, REASONS
 from visattn.cost.rivals import RIVALS
 from visattn.cost.table import geometric_mean, megabytes
 from visattn.files import replacing
@@ -79,6 +79,9 @@ def _timm(content: dict[str, Any]) -> str:
             chosen = [row for row in rows if (row["setting"]["mode"], row["setting"]["layout"]) == (mode, layout)]
             text += f"\n### {'Training step' if mode == 'train' else 'Evaluation'}, {layout}\n\n"
             text += "Milliseconds, and times timm's.\n\n" + as_markdown(_by_shape(chosen, _beside))
+    text += "\n### Where ours takes longer\n\nIn at least three quarters of the rounds, and by 2 % or more.\n\n"
+    text += as_markdown(_longer(rows))
+    text += "".join(f"\n- {', '.join(f'`{name}`' for name in names)}: {why}." for names, why in LONGER.items()) + "\n"
     text += "\n### Where timm's block is not the same\n\n"
     return text + "".join(f"- `{name}`: {difference}.\n" for name, (_, difference) in RIVALS.items() if difference)
 
@@ -103,6 +106,20 @@ def _summary_cells(rows: Sequence[dict[str, Any]]) -> list[str]:
         f"{geometric_mean([row['cost']['peak_bytes'] / row['rival']['peak_bytes'] for row in training]):.2f}",
         f"{geometric_mean([_kept(row) for row in training]):.2f}",
     ]
+
+
+def _longer(rows: Sequence[dict[str, Any]]) -> Table:
+    """What three quarters of the rounds say takes longer than timm's."""
+    cells = []
+    for row in rows:
+        setting, shape = row["setting"], "x".join(map(str, row["shape"]))
+        passes = {"forward": "forward in training", "forward_backward": "training step"}
+        for key, what in passes.items() if setting["mode"] == "train" else [("forward", "evaluation")]:
+            ratio = row["to_rival"][key]
+            if ratio["low"] > 1 and ratio["median"] >= 1.02:
+                spread = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+                cells.append([f"`{row['block']}`", what, f"{shape}, {setting['layout']}", spread])
+    return Table(["block", "what", "where", "times timm's, and quartiles"], cells, "", texts=3)
 
 
 def _mean_and_largest(ratios: Iterable[float]) -> str:
