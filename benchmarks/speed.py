@@ -16,7 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from benchmarks.speed_page import draw_growth, write_page
@@ -25,6 +24,7 @@ from visattn.cost import RIVALS, bench_blocks, bench_growth, bench_models
 from visattn.cost.contest import Contestant, contest
 from visattn.cost.settings import all_settings
 from visattn.files import write_json
+from visattn.opening import usable_device
 
 ROOT = Path(__file__).parent.parent
 SHAPES = "16x256x56x56,16x512x28x28,16x1024x14x14,16x2048x7x7"
@@ -48,10 +48,10 @@ def compiled(smoke: bool, **shown: Any) -> dict[str, Any]:
 def blocks(smoke: bool, **shown: Any) -> dict[str, Any]:
     """All blocks, and a 1x1 convolution on the same maps, which shows how fast this machine multiplies."""
     content = _on_two_maps(["se", "simam", "nonlocal"] if smoke else list_blocks(), smoke, layout="nchw,nhwc", **shown)
-    convolutions = []
+    convolutions, device = [], usable_device(None)
     for setting in all_settings("train", "fp32", "off", "nchw,nhwc"):
         for each in sorted({tuple(row["shape"]) for row in content["rows"]}):
-            x = setting.random(each, torch.device("cpu")).requires_grad_()
+            x = setting.random(each, device).requires_grad_()
             (found,) = contest([Contestant(nn.Conv2d(each[1], each[1], 1), setting, x)], None)
             convolutions.append({"shape": each, "layout": setting.layout, "cost": asdict(found.cost)})
     return {**content, "convolutions": convolutions}

@@ -21,13 +21,14 @@ FLOOR = 2.0  # times the floor above which the page says why
 HEADER = """# What attention costs
 
 Generated from [`benchmarks/results/`](../benchmarks/results) by `python -m benchmarks.speed`; `visattn bench` measures
-the same on your machine. All figures are of a CPU: the same code runs on a GPU, but has not been measured there yet.
+the same on your machine.{unmeasured}
 
 What is compared runs in turn within one loop, and a ratio is the median of the ratios within a round. A training step
 is forward and backward, with gradients for the input and the parameters; evaluation is a forward pass without
 gradients.
 
 """
+UNMEASURED = " All figures are of a CPU: the same code runs on a GPU, but has not been measured there yet."
 
 
 def write_page(results: Path, path: Path) -> None:
@@ -39,11 +40,12 @@ def write_page(results: Path, path: Path) -> None:
 def speed_page(results: Path) -> str:
     """The page, a section for every part that was measured."""
     sections = {"timm": _timm, "compiled": _compiled, "networks": _networks, "blocks": _blocks, "growth": _growth}
-    text = HEADER
-    for part, section in sections.items():
-        if (content := _read(results, part)) is not None:
-            text += section(content)
-            text += "".join(f"\nLeft out: {each['what']} ({each['why']}).\n" for each in content["left_out"]) + "\n"
+    found = {part: content for part in sections if (content := _read(results, part)) is not None}
+    on_gpu = any(content["machine"]["gpu"] for content in found.values())
+    text = HEADER.format(unmeasured="" if on_gpu else UNMEASURED)
+    for part, content in found.items():
+        text += sections[part](content)
+        text += "".join(f"\nLeft out: {each['what']} ({each['why']}).\n" for each in content["left_out"]) + "\n"
     return text.rstrip() + "\n"
 
 
@@ -54,8 +56,9 @@ def _read(results: Path, part: str) -> dict[str, Any] | None:
 
 def _measured(content: dict[str, Any]) -> str:
     machine = content["machine"]
+    device = ", ".join(filter(None, [machine["gpu"], machine["cpu"]]))
     return (
-        f"`{content['command']}`, {machine['date']}: {machine['cpu']}, {machine['cores']} cores, torch threads: "
+        f"`{content['command']}`, {machine['date']}: {device}, {machine['cores']} cores, torch threads: "
         f"{machine['threads']}; {machine['system']}, Python {machine['python']}, torch {machine['torch']}, "
         f"timm {machine['timm']}.\n\n"
     )

@@ -223,6 +223,15 @@ def test_onnx(device, tmp_path):
     assert_close(torch.from_numpy(answer), model(images))
 
 
+@real
+def test_blocks_are_measured(device):
+    """How fast they are is for ``python -m benchmarks.speed`` to say."""
+    blocks = "all" if device.type == "cuda" else "se,cbam,mhsa"
+    found = visattn.cost.bench_blocks(blocks, "2x32x8x8", layout="nchw,nhwc", against="timm", device=device, repeats=1)
+    assert not found.left_out
+    assert all(row.cost.forward.median > 0 and row.cost.peak_bytes > 0 for row in found.rows)
+
+
 @pytest.mark.gpu
 def test_two_gpus(tmp_path, monkeypatch):
     _needed("cuda", 2)
