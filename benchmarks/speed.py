@@ -47,20 +47,20 @@ def compiled(smoke: bool, **shown: Any) -> dict[str, Any]:
 
 def blocks(smoke: bool, **shown: Any) -> dict[str, Any]:
     """All blocks, and a 1x1 convolution on the same maps, which shows how fast this machine multiplies."""
-    content = _on_two_maps(["se", "simam", "nonlocal"] if smoke else list_blocks(), smoke, layout="nchw,nhwc", **shown)
-    convolutions, device = [], usable_device(None)
-    for setting in all_settings("train", "fp32", "off", "nchw,nhwc"):
-        for each in sorted({tuple(row["shape"]) for row in content["rows"]}):
-            x = setting.random(each, device).requires_grad_()
-            (found,) = contest([Contestant(nn.Conv2d(each[1], each[1], 1), setting, x)], None)
-            convolutions.append({"shape": each, "layout": setting.layout, "cost": asdict(found.cost)})
+    content = _on_two_maps(["se", "simam", "nonlocal"] if smoke else list_blocks(), smoke, **shown)
+    (setting,), device = all_settings("train", "fp32", "off", "nchw"), usable_device(None)
+    convolutions = []
+    for shape in sorted({tuple(row["shape"]) for row in content["rows"]}):
+        x = setting.random(shape, device).requires_grad_()
+        (found,) = contest([Contestant(nn.Conv2d(shape[1], shape[1], 1), setting, x)], None)
+        convolutions.append({"shape": shape, "cost": asdict(found.cost)})
     return {**content, "convolutions": convolutions}
 
 
 def _on_two_maps(names: Sequence[str], smoke: bool, **options: Any) -> dict[str, Any]:
-    """Training steps of blocks on a large map and a small one; for self-attention both are smaller."""
-    pairs = [name for name in names if block_info(name).family == "self"]
-    groups = [([name for name in names if name not in pairs], TWO_SHAPES), (pairs, SMALLER)]
+    """Training steps of blocks on a large map and a small one; where such steps take long, both are smaller."""
+    slow = [name for name in names if block_info(name).family == "self" or name == "deformable_lka"]
+    groups = [([name for name in names if name not in slow], TWO_SHAPES), (slow, SMALLER)]
     found = [
         bench_blocks(group, TINY if smoke else shape, mode="train", **options).content()
         for group, shape in groups
