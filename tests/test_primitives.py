@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import visattn
 from visattn.blocks import primitives
 from visattn.blocks.primitives import (
     Pointwise,
@@ -14,6 +15,7 @@ from visattn.blocks.primitives import (
     blend,
     gate,
     gate_by_max_mean,
+    gate_channels_places,
     gate_rows_columns,
     max_mean,
     max_mean_places,
@@ -43,6 +45,11 @@ def weigh(peak, average):
 
 def plain_max_mean(x, dims):
     return weigh(x.amax(dims, keepdim=True), x.mean(dims, keepdim=True))
+
+
+def gated_twice(x):
+    x = x * plain_max_mean(x, (2, 3))
+    return x * plain_max_mean(x, (1,))
 
 
 # name: (primitive, plain formula, shapes of what it takes besides x)
@@ -81,6 +88,11 @@ FORMS = {
         )
         for dims in ((1,), (2,), (3,), (2, 3))
     },
+    "gate channels and places": (
+        lambda x: gate_channels_places(x, weigh, weigh),
+        lambda x: gated_twice(x),
+        [],
+    ),
     "mix by channel": (
         lambda w, *maps: mix(list(maps), w),
         lambda w, *maps: (torch.stack(maps, 1) * w).sum(1),
@@ -317,6 +329,21 @@ def test_only_small_maps_are_kept(dims):
     x = torch.randn(4, 32, 16, 16, requires_grad=True)
     assert kept(lambda x: gate_by_max_mean(x, dims, weigh), x) < x.nbytes / 4
     assert kept(lambda x: gate(x, torch.sigmoid(mean_places(x))), x) < x.nbytes / 4
+    assert kept(lambda x: gate_channels_places(x, weigh, weigh), x) < x.nbytes / 4
+
+
+@pytest.mark.parametrize("part", ["channel", "spatial"])
+def test_hooks_of_the_halves_of_cbam_are_called(part):
+    """They are left out where nobody looks, with the same result."""
+    block, x, seen = visattn.create_block("cbam", 6), torch.randn(SHAPE, requires_grad=True), []
+    nn.init.ones_(block.spatial.gate.bn.weight)
+    expected = block(x)
+    (right,) = torch.autograd.grad(expected.square().sum(), x)
+    block.get_submodule(part).register_forward_hook(lambda module, args, output: seen.append(output))
+    output = block(x)
+    assert [each.shape for each in seen] == [x.shape]
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(torch.autograd.grad(output.square().sum(), x)[0], right)
 
 
 def test_watchers_see_the_plain_formula():

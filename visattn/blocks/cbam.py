@@ -24,7 +24,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, reduced, register_block
-from visattn.blocks.primitives import Pointwise, gate, gate_by_max_mean, max_mean_places
+from visattn.blocks.primitives import (
+    Pointwise,
+    gate,
+    gate_by_max_mean,
+    gate_channels_places,
+    is_bare,
+    max_mean_places,
+    trains_plainly,
+)
 from visattn.blocks.spatial import SpatialAttention
 from visattn.core.arguments import Device, DType
 
@@ -90,4 +98,10 @@ class CBAM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The gated input, (B, C, H, W)."""
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            bare = (
+                trains_plainly(x) and is_bare(self.channel, MaxMeanChannel) and is_bare(self.spatial, SpatialAttention)
+            )
+            if bare:
+                return gate_channels_places(x, self.channel.weigh, self.spatial.gate)
         return self.spatial(self.channel(x))

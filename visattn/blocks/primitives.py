@@ -17,7 +17,8 @@ the sum of both                      2 read, 1 written           1 read, 1 writt
 
 13 maps, four of them new, against 9 and one or two. The places of a maximum are looked for in the backward pass, a few
 images at a time: on a CPU, a maximum with its index takes six to nine times as long as one without. Places that share a
-maximum share its gradient. :func:`gate_by_max_mean` adds it to the gradient of the product in place.
+maximum share its gradient. :func:`gate_by_max_mean` adds it to the gradient of the product in place, and
+:func:`gate_channels_places`, two gates in a row, does not hold what is between them.
 
 The results and gradients are those of the plain formula. Compilers, exporters, tracers, ``torch.func`` and code that
 watches torch functions get the plain formula itself: they save memory in their own way, or need to see every step.
@@ -31,7 +32,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.fx
@@ -50,11 +51,13 @@ PIECE = 2**21  # bytes of a product that are summed at once: about what the cach
 SMALL = 2**23  # bytes of a product that is not worth taking apart
 ORDINARY = (Tensor, nn.Parameter)  # not what a tracer or another package makes of them
 
+Weigh: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # weights from a maximum and a mean
+
 
 def gate(x: Tensor, weights: Tensor) -> Tensor:
     """Multiply a map by weights that broadcast to it, such as (B, C, 1, 1) or (B, 1, H, W)."""
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        if _plain_training(x, weights) and _spreads(weights, x):
+        if trains_plainly(x, weights) and _spreads(weights, x):
             return _Gate.apply(x, weights)
     return x * weights
 
@@ -70,7 +73,7 @@ def gate_rows_columns(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 def mean_places(x: Tensor) -> Tensor:
     """Mean of every channel: (B, C, H, W) -> (B, C, 1, 1)."""
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        if _plain_training(x):
+        if trains_plainly(x):
             return _Mean.apply(x, (2, 3))
     return x.mean((2, 3), keepdim=True)
 
@@ -78,7 +81,7 @@ def mean_places(x: Tensor) -> Tensor:
 def mean(x: Tensor, dim: int) -> Tensor:
     """Mean along one axis, which is kept."""
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        if _plain_training(x):
+        if trains_plainly(x):
             return _Mean.apply(x, (dim,))
         if runs_plainly(x):
             return _reduce(torch.mean, x, (dim,))
@@ -88,7 +91,7 @@ def mean(x: Tensor, dim: int) -> Tensor:
 def max_mean_places(x: Tensor) -> tuple[Tensor, Tensor]:
     """Maximum and mean of every channel, (B, C, 1, 1) each."""
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        if _plain_training(x):
+        if trains_plainly(x):
             return _MaxMean.apply(x, (2, 3))[1:]
     return x.amax((2, 3), keepdim=True), x.mean((2, 3), keepdim=True)
 
@@ -96,24 +99,41 @@ def max_mean_places(x: Tensor) -> tuple[Tensor, Tensor]:
 def max_mean(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Maximum and mean along one axis, which is kept."""
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        if _plain_training(x):
+        if trains_plainly(x):
             return _MaxMean.apply(x, (dim,))[1:]
     return x.amax(dim, keepdim=True), x.mean(dim, keepdim=True)
 
 
-def gate_by_max_mean(x: Tensor, dims: tuple[int, ...], weigh: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def gate_by_max_mean(x: Tensor, dims: tuple[int, ...], weigh: Weigh) -> Tensor:
     """Multiply a map by weights made of its maximum and its mean along axes: x * weigh(max(x), mean(x))."""
-    if not _plain_training(x):
+    if not trains_plainly(x):
         return gate(x, weigh(x.amax(dims, keepdim=True), x.mean(dims, keepdim=True)))
     # The product takes x from the pooling, which thereby receives the gradient of the product and adds its own to it.
     same, peak, average = _MaxMean.apply(x, dims)
     return gate(same, weigh(peak, average))
 
 
+def gate_channels_places(x: Tensor, weigh_channels: Weigh, weigh_places: Weigh) -> Tensor:
+    """Gate the channels of a map by the maximum and the mean of each, and then its places likewise, as CBAM does.
+
+    x' = x * weigh_channels(max(x), mean(x)), and the result x' * weigh_places(max(x'), mean(x')). In training x' is not
+    held: a few images of it are made when they are needed.
+    """
+    if not trains_plainly(x):
+        return gate_by_max_mean(gate_by_max_mean(x, (2, 3), weigh_channels), (1,), weigh_places)
+    x, peak, average = _MaxMean.apply(x, (2, 3))
+    channels = weigh_channels(peak, average)
+    if not _spreads(channels, x):
+        return gate_by_max_mean(x * channels, (1,), weigh_places)
+    gated, peak, average = _ProductMaxMean.apply(x, channels)
+    places = weigh_places(peak, average)
+    return _GateProduct.apply(gated, x, channels, places) if _spreads(places, x) else x * channels * places
+
+
 def mix(maps: list[Tensor], weights: Tensor) -> Tensor:
     """Sum of maps (B, C, H, W), each multiplied by its own weights (B, maps, C, 1, 1), or (B, maps, 1, H, W)."""
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        if _plain_training(maps[0], weights):
+        if trains_plainly(maps[0], weights):
             return _Mix.apply(weights, *maps)
     total = maps[0] * weights[:, 0]
     for number in range(1, len(maps)):
@@ -128,7 +148,7 @@ def attention_pool(x: Tensor, key: nn.Conv2d) -> tuple[Tensor, Tensor, Tensor]:
     average (B, C, 1, 1).
     """
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        if _plain_training(x) and _bare(key, x):
+        if trains_plainly(x) and _bare(key, x):
             return _AttentionPool.apply(x, key.weight, key.bias)
     weights = F.softmax(key(x).flatten(2), dim=-1)  # (B, 1, N)
     return x, weights.unflatten(2, x.shape[2:]), (x.flatten(2) @ weights.mT).unsqueeze(-1)
@@ -170,7 +190,7 @@ def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 torch.fx.wrap("pointwise")  # one step for torch.fx: it decides by the shape of real tensors
 
 
-def _plain_training(x: Tensor, weights: Tensor | None = None) -> bool:
+def trains_plainly(x: Tensor, weights: Tensor | None = None) -> bool:
     """Whether gradients are recorded, and by nothing but autograd on ordinary tensors."""
     return (
         torch.is_grad_enabled()
@@ -225,13 +245,17 @@ def _spreads(weights: Tensor, x: Tensor) -> bool:
     )
 
 
+def is_bare(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether the parts of a layer can stand for it: it is as it was made, and nobody hooks into it."""
+    kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    hooked = any(getattr(layer, f"_{each}") or getattr(nn.modules.module, f"_global_{each}") for each in kinds)
+    return type(layer) is kind and "forward" not in vars(layer) and not hooked
+
+
 def _bare(layer: nn.Conv2d, x: Tensor) -> bool:
     """Whether a layer's weights can stand for the layer: in the precision of its input, and without hooks."""
-    kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-    hooked = any(getattr(layer, f"_{kind}") or getattr(nn.modules.module, f"_global_{kind}") for kind in kinds)
-    untouched = type(layer) is nn.Conv2d and "forward" not in vars(layer) and not hooked
     same = type(layer.weight) is nn.Parameter and layer.weight.dtype == x.dtype and not autocasting(x.device)
-    return untouched and same
+    return same and is_bare(layer, nn.Conv2d)
 
 
 class _Gate(Function):
@@ -350,6 +374,58 @@ class _MaxMean(Function):
         for images, highest in _pieces(_equal, x, peak):
             total[images].add_(to_mean[images]).addcmul_(highest, _shared(to_peak[images], highest, dims))
         return total, None
+
+
+class _ProductMaxMean(Function):
+    """The product x * weights, and its maximum and its mean over the channels.
+
+    The product is not computed: what stands for it has its shape, and receives its gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        pooled = [
+            (part.amax(1, keepdim=True), part.mean(1, keepdim=True)) for _, part in _pieces(torch.mul, x, weights)
+        ]
+        peak, average = (torch.cat(each) for each in zip(*pooled, strict=True))
+        ctx.save_for_backward(x, weights, peak)
+        return x.view_as(x), peak, average
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, to_peak: Tensor, to_mean: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weights, peak = ctx.saved_tensors
+        to_mean = to_mean / x.shape[1]
+        if torch.is_grad_enabled() or any(map(_transformed, (grad, to_peak, to_mean))):
+            highest = (x * weights == peak).to(x.dtype)
+            grad = grad + to_mean + highest * _shared(to_peak, highest, (1,))
+            return grad * weights, (grad * x).sum((2, 3), keepdim=True)
+        total, sums = grad if _changeable(grad) else grad.clone(), []
+        for images, product in _pieces(torch.mul, x, weights):
+            highest, part = torch.eq(product, peak[images], out=product), total[images]
+            part.add_(to_mean[images]).addcmul_(highest, _shared(to_peak[images], highest, (1,)))
+            sums.append(_reduce(torch.sum, torch.mul(part, x[images], out=product), (2, 3)))
+            part.mul_(weights[images])
+        return total, torch.cat(sums)
+
+
+class _GateProduct(Function):
+    """x * channels * places, where x * channels has been pooled: it takes the gradient of that product."""
+
+    @staticmethod
+    def forward(ctx: Any, gated: Tensor, x: Tensor, channels: Tensor, places: Tensor) -> Tensor:
+        del gated
+        ctx.save_for_backward(x, channels, places)
+        return (x * channels).mul_(places)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, channels, places = ctx.saved_tensors
+        if torch.is_grad_enabled() or _transformed(grad):
+            return grad * places, None, None, (grad * x * channels).sum(1, keepdim=True)
+        changeable = _changeable(grad)
+        products = _pieces(torch.mul, x, channels)
+        sums = [product.mul_(grad[images]).sum(1, keepdim=True) for images, product in products]
+        return grad.mul_(places) if changeable else grad * places, None, None, torch.cat(sums)
 
 
 def _equal(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
