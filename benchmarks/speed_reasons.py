@@ -2,7 +2,7 @@
 
 # Blocks that take longer than timm's somewhere.
 LONGER: dict[tuple[str, ...], str] = {
-    ("eca", "ceca", "ecam", "cbam", "spatial"): (
+    ("eca", "ceca", "ecam", "spatial"): (
         "in training, a forward pass also records a backward pass written in Python, in 10 to 50 microseconds; "
         "the backward pass saves many times that"
     ),
