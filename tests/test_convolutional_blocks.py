@@ -57,6 +57,17 @@ def test_deformable_lka_that_does_not_move_is_lka():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_deformable_lka_of_what_is_not_finite(value):
+    """torchvision reads anywhere in memory if it is told to look at no place at all."""
+    x = image(2, 16, 9, 14)
+    x[0, 3, 4, 5] = value
+    y = Case("deformable_lka").build()(x)
+    assert not y[0].isfinite().all()
+    assert y[1].isfinite().all()
+
+
+@torch.no_grad()
 def test_the_map_of_cpca_is_what_its_features_are_multiplied_by():
     block = Case("cpca").build()
     x = image(2, 16, 9, 7)

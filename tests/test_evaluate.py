@@ -60,6 +60,17 @@ def found():
     )
 
 
+def test_edges_in_another_default_precision():
+    model, images = timm.create_model("test_resnet").eval(), torch.rand(1, 3, 32, 32)
+    expected = visattn.explain(model, images, "edge").heatmap
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = visattn.explain(model, images, "edge").heatmap
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected)
+
+
 def test_every_score_is_there(found):
     assert list(found.values) == list(METRICS)
     for name, values in found.values.items():

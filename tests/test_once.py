@@ -133,6 +133,15 @@ def test_a_word_that_a_killed_process_left_does_not_count(tmp_path):
     assert list(lock.parent.iterdir()) == []
 
 
+def test_a_link_in_the_place_of_the_lock_leads_nowhere(tmp_path):
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    (tmp_path / "thing.lock").symlink_to(precious)
+    with pytest.raises(OSError, match=r"thing\.lock"):
+        fetched(lambda: None, lambda: None, tmp_path / "thing.lock")
+    assert precious.read_text() == "mine"
+
+
 def test_nothing_is_locked_or_fetched_if_it_is_there(tmp_path):
     assert fetched(lambda: "here", _fail, tmp_path / "lock") == "here"
     assert list(tmp_path.iterdir()) == []

@@ -100,6 +100,19 @@ def test_images_of_any_shape_are_prepared(mode, shape):
     assert min(preparation(28, crop_mode=mode).shown(image).shape[:2]) > 0
 
 
+def test_another_default_precision_changes_nothing_later():
+    image, prepared = data.astronaut(), replace(preparation(64), mean=(0.111, 0.222, 0.333))
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        prepared.batch([image])
+    finally:
+        torch.set_default_dtype(before)
+    pixels = torch.from_numpy(prepared.pixels(image)).permute(2, 0, 1) / 255
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (prepared.mean, prepared.std))
+    torch.testing.assert_close(prepared.batch([image])[0], (pixels - mean) / std)
+
+
 def test_what_is_not_very_long_is_not_cut():
     image = np.random.default_rng(0).integers(0, 256, (20, 20 * RATIO, 3), dtype=np.uint8)
     prepared = preparation(crop_mode="border")

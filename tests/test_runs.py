@@ -76,6 +76,15 @@ def test_runs_that_start_at_once_have_a_folder_each(tmp_path, monkeypatch):
         assert (late, third.folder) == ([Path("runs/mine-run3")], Path("runs/mine-run4"))
 
 
+@pytest.mark.parametrize("name", ["x/", "x/.", "./x"])
+def test_a_name_that_ends_like_a_folder(name, tmp_path):
+    """Its second run went into the first one, and the third one never began."""
+    for _ in range(3):
+        with claimed(Settings(out=str(tmp_path), name=name), "") as run:
+            (run.folder / "file").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "x-run2", "x-run3"]
+
+
 def test_a_run_that_comes_to_nothing_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="nothing"), claimed(Settings(name="mine"), ""):

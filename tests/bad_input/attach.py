@@ -16,6 +16,12 @@ def attach(*arguments, **options):
     return lambda: visattn.attach(network(), *arguments, **options)
 
 
+def endless():
+    state = {}
+    state["model"] = state
+    return state
+
+
 def load(state):
     return lambda: visattn.load_state_dict(network(), state)
 
@@ -115,6 +121,7 @@ CASES = [
     Call(
         "load numbers", load({"epoch": 5}), "this is no state dict, a dictionary of tensors by name: 'epoch' is a int"
     ),
+    Call("load what contains itself", load(endless()), "this is no state dict, a dictionary of tensors by name"),
     Call("load other weights", load({"a": torch.zeros(1)}), "does not fit the model, which stays as it was: missing"),
     Call(
         "load too large numbers into half precision",

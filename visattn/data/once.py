@@ -20,6 +20,10 @@ STALLED = 60.0  # seconds without a byte, after which a download has failed
 T = TypeVar("T")
 
 
+def _not_through_a_link(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 def fetched(find: Callable[[], T | None], fetch: Callable[[], None], lock: Path) -> T:
     """Return what ``find`` finds, fetching it first if necessary.
 
@@ -34,7 +38,7 @@ def fetched(find: Callable[[], T | None], fetch: Callable[[], None], lock: Path)
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     while (found := find()) is None:
-        with lock.open("a+") as stream:
+        with open(lock, "a+", opener=_not_through_a_link) as stream:
             if not _locked(stream):
                 continue
             stream.seek(0)

@@ -176,8 +176,8 @@ def _evaluation(preparation: Preparation) -> Callable[[Image.Image], Tensor]:
 @cache
 def _statistics(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean and std as (C, 1, 1) in 0..255, created once per device, since copying to a GPU waits for it."""
-    means, stds = (torch.tensor([255 * each for each in values]).view(-1, 1, 1) for values in (mean, std))
-    return means.to(device), stds.to(device)
+    means, stds = (torch.tensor([255 * each for each in values], dtype=torch.float32) for values in (mean, std))
+    return means.view(-1, 1, 1).to(device), stds.view(-1, 1, 1).to(device)
 
 
 def _grey_pixels(pixels: Tensor) -> Tensor:

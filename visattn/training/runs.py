@@ -97,7 +97,7 @@ def find_run(settings: Settings, config: str) -> Run:
 
     A job that SLURM restarts resumes its own run, recognised by the job id and the ``config``.
     """
-    name, out = settings.name or default_name(settings), Path(settings.out)
+    name, out = str(Path(settings.name or default_name(settings))), Path(settings.out)  # x/ is x
     if settings.resume == ALONE:
         runs = [Run(folder) for folder in _versions(out, name)]
         begun = [run for run in runs if run.last.is_file()]

@@ -35,7 +35,7 @@ def center(request: Request) -> MethodResult:
 def edge(request: Request) -> MethodResult:
     """How much the image changes from pixel to pixel (Sobel)."""
     grey = request.images.float().mean(1, keepdim=True)
-    kernel = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -1.0]], device=grey.device)
+    kernel = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -1.0]]).to(grey)
     kernels = torch.stack([kernel, kernel.T])[:, None]
     with full_precision(grey.device):
         slopes = F.conv2d(F.pad(grey, (1, 1, 1, 1), mode="replicate"), kernels)

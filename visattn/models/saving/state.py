@@ -97,8 +97,9 @@ def plain_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[dict[
     """The weights in a checkpoint by the names that the model has for them, and what stood before these names."""
     if not isinstance(state, Mapping):
         raise TypeError(f"a state dict is a dictionary of tensors by name, got {type(state).__name__}")
-    while (nested := next((each for each in INSIDE if isinstance(state.get(each), Mapping)), None)) is not None:
-        state = state[nested]
+    for _ in INSIDE:  # each at most once: a dictionary can contain itself
+        nested = next((each for each in INSIDE if isinstance(state.get(each), Mapping)), None)
+        state = state if nested is None else state[nested]
     if not state:
         raise ValueError("this is no state dict, a dictionary of tensors by name: it is empty")
     for key, value in state.items():
