@@ -13,6 +13,7 @@ from visattn.blocks.primitives import (
     Pointwise,
     attention_pool,
     blend,
+    by_image,
     gate,
     gate_by_max_mean,
     gate_channels_places,
@@ -22,6 +23,7 @@ from visattn.blocks.primitives import (
     mean,
     mean_places,
     mix,
+    pool_max_mean,
 )
 
 SHAPE = (5, 6, 4, 3)
@@ -50,6 +52,19 @@ def plain_max_mean(x, dims):
 def gated_twice(x):
     x = x * plain_max_mean(x, (2, 3))
     return x * plain_max_mean(x, (1,))
+
+
+def weighed(x, peak, average):
+    return x * weigh(peak, average)
+
+
+def scaled_by_norm(x, y, weights):
+    """Different for every image, with a tensor of the image's own and one for all images."""
+    return x.square() * y * weights / x.square().sum((1, 2, 3), keepdim=True).sqrt()
+
+
+def size_of_channels(x):
+    return x.square().mean((2, 3), keepdim=True).sqrt()
 
 
 # name: (primitive, plain formula, shapes of what it takes besides x)
@@ -100,6 +115,21 @@ FORMS = {
     ),
     "blend": (blend, lambda x, y, gain: x + gain * (y - x), [SHAPE, (1,)]),
     "attention pool": (pooled, plainly_pooled, []),
+    "pool and go on": (
+        lambda x: weighed(*pool_max_mean(x, 2)),
+        lambda x: weighed(x, x.amax(2, keepdim=True), x.mean(2, keepdim=True)),
+        [],
+    ),
+    "every image by itself, with a parameter": (
+        lambda x, y, w: by_image(scaled_by_norm, (x, y), (w,)),
+        lambda x, y, w: scaled_by_norm(x, y, w),
+        [(B, C, 1, 1), (1, C, 1, 1)],
+    ),
+    "statistics of every image": (
+        lambda x: by_image(size_of_channels, (x,)),
+        lambda x: size_of_channels(x),
+        [],
+    ),
 }
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
 
@@ -484,3 +514,23 @@ def test_maps_in_groups():
     given = torch.randn(2, 4, 3, 2, 3, dtype=torch.float64)
     found = torch.autograd.grad(gate(x, weights), (x, weights), given)
     torch.testing.assert_close(found, torch.autograd.grad(x * weights, (x, weights), given))
+
+
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("name", ["simam", "gct", "sse", "scse", "triplet", "mlca"])
+def test_blocks_that_are_computed_by_image_keep_their_formula(name, layout, monkeypatch):
+    torch.manual_seed(0)
+    block = visattn.create_block(name, C).double()
+    for parameter in block.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(SHAPE, dtype=torch.float64).contiguous(memory_format=layout)
+    output, found = gradients(lambda x, *_: block(x), [x])
+    ours = [parameter.grad for parameter in block.parameters()]
+    block.zero_grad()
+    monkeypatch.setattr(torch, "is_grad_enabled", lambda: False)  # what primitives ask before they are used
+    expected, right = gradients(lambda x, *_: x * block.attention(x), [x])
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(found, right)
+    for parameter, grad in zip(block.parameters(), ours, strict=True):
+        torch.testing.assert_close(grad, parameter.grad)

@@ -251,7 +251,7 @@ MUTATIONS = [
     ("coord", {}, "self.row(along_h)", "self.column(along_h)"),
     ("simam", {}, "max(1, x.shape[2] * x.shape[3] - 1)", "x.shape[2] * x.shape[3]"),
     ("triplet", {}, ") / 3", ")"),
-    ("triplet", {}, "self.height_width(*", "self.channel_width(*"),
+    ("triplet", {}, "self.height_width(peak", "self.channel_width(peak"),
     ("nonlocal", {}, 'Attention(self.inner, score="scaled_dot")', 'Attention(self.inner, score="dot")'),
     ("nonlocal", {}, "return x + self.bn(self.out(y))", "return self.bn(self.out(y))"),
     ("nonlocal", {"subsample": 2}, "tokens(self.phi(self._pooled(x)))", "tokens(self._pooled(self.phi(x)))"),

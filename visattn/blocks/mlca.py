@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.eca import eca_kernel_size
 from visattn.blocks.pooling import average_cells
+from visattn.blocks.primitives import by_image
 from visattn.core.arguments import Device, DType, positive
 
 
@@ -75,10 +76,25 @@ class MixedLocalChannel(Gate):
 
     def attention(self, x: Tensor) -> Tensor:
         """Gate (B, C, H, W)."""
-        height, width, size = x.shape[2], x.shape[3], self.size
+        return average_cells(self._cells(x), x.shape[2], x.shape[3])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The gated input, (B, C, H, W)."""
+        gates = self._cells(x)
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return by_image(gate_cells, (x, gates))
+        return gate_cells(x, gates)
+
+    def _cells(self, x: Tensor) -> Tensor:
+        """Gates of the cells, (B, C, S, S)."""
+        size = self.size
         cells = average_cells(x, size, size).flatten(2).mT  # (B, S², C)
         overall = torch.sigmoid(self.overall(cells.mean(1, keepdim=True)))  # (B, 1, C)
         local = torch.sigmoid(self.local(cells.flatten(1).unsqueeze(1))).view(cells.shape)  # (B, S², C)
         mixed = (1 - self.local_weight) * overall + self.local_weight * local
-        gates = mixed.mT.unflatten(2, (size, size))
-        return average_cells(gates, height, width)
+        return mixed.mT.unflatten(2, (size, size))
+
+
+def gate_cells(x: Tensor, gates: Tensor) -> Tensor:
+    """Multiply a map by the gates of the cells that its pixels meet."""
+    return x * average_cells(gates, x.shape[2], x.shape[3])

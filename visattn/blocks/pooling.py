@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from visattn.blocks.primitives import trains_plainly
+
 # Before torch 2.7 an exporter cannot be told from a compiler.
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
@@ -15,7 +17,8 @@ is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch
 def average_cells(x: Tensor, height: int, width: int) -> Tensor:
     """Means over cells: (B, C, H, W) -> (B, C, height, width), which may also be larger than the map.
 
-    ONNX has no such pooling of a map whose size is not fixed; exporters get a product with matrices.
+    ONNX has no such pooling of a map whose size is not fixed; exporters get a product with matrices. So does training
+    on a CPU, where the gradient of torch's own pooling takes several times as long.
 
     >>> average_cells(torch.arange(8.0).view(1, 1, 2, 4), 1, 2)
     tensor([[[[2.5000, 4.5000]]]])
@@ -24,6 +27,9 @@ def average_cells(x: Tensor, height: int, width: int) -> Tensor:
         if is_exporting():
             rows, columns = (pooling_matrix(n, m, like=x) for n, m in ((height, x.shape[2]), (width, x.shape[3])))
             return rows @ x @ columns.mT
+        if trains_plainly(x) and x.device.type == "cpu":
+            rows, columns = (pooling_matrix(n, m, like=x) for n, m in ((height, x.shape[2]), (width, x.shape[3])))
+            return (x.flatten(2) @ torch.kron(rows, columns).mT).unflatten(2, (height, width))
     return F.adaptive_avg_pool2d(x, (height, width))
 
 

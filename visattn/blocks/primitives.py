@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -104,6 +104,14 @@ def max_mean(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return x.amax(dim, keepdim=True), x.mean(dim, keepdim=True)
 
 
+def pool_max_mean(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x itself, to go on with, so that its gradients are added up at once; its maximum and its mean along one axis."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if trains_plainly(x):
+            return _MaxMean.apply(x, (dim,))
+    return x, x.amax(dim, keepdim=True), x.mean(dim, keepdim=True)
+
+
 def gate_by_max_mean(x: Tensor, dims: tuple[int, ...], weigh: Weigh) -> Tensor:
     """Multiply a map by weights made of its maximum and its mean along axes: x * weigh(max(x), mean(x))."""
     if not trains_plainly(x):
@@ -141,6 +149,17 @@ def mix(maps: list[Tensor], weights: Tensor) -> Tensor:
     return total
 
 
+def by_image(function: Callable[..., Tensor], maps: tuple[Tensor, ...], parameters: tuple[Tensor, ...] = ()) -> Tensor:
+    """function(*maps, *parameters), where the function treats every image by itself, and depends on nothing else.
+
+    In training it is computed for a few images at a time, and once more in the backward pass: what is in between is not
+    kept, and does not leave the cache.
+    """
+    if any(trains_plainly(maps[0], each) for each in (*maps, *parameters)) and not autocasting(maps[0].device):
+        return _ByImage.apply(function, len(maps), *maps, *parameters)
+    return function(*maps, *parameters)
+
+
 def attention_pool(x: Tensor, key: nn.Conv2d) -> tuple[Tensor, Tensor, Tensor]:
     """Average the pixels, weighted by the softmax of what a 1x1 convolution to one channel makes of them.
 
@@ -148,7 +167,7 @@ def attention_pool(x: Tensor, key: nn.Conv2d) -> tuple[Tensor, Tensor, Tensor]:
     average (B, C, 1, 1).
     """
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        if trains_plainly(x) and _bare(key, x):
+        if trains_plainly(x) and is_bare_convolution(key, x):
             return _AttentionPool.apply(x, key.weight, key.bias)
     weights = F.softmax(key(x).flatten(2), dim=-1)  # (B, 1, N)
     return x, weights.unflatten(2, x.shape[2:]), (x.flatten(2) @ weights.mT).unsqueeze(-1)
@@ -252,7 +271,7 @@ def is_bare(layer: nn.Module, kind: type[nn.Module]) -> bool:
     return type(layer) is kind and "forward" not in vars(layer) and not hooked
 
 
-def _bare(layer: nn.Conv2d, x: Tensor) -> bool:
+def is_bare_convolution(layer: nn.Conv2d, x: Tensor) -> bool:
     """Whether a layer's weights can stand for the layer: in the precision of its input, and without hooks."""
     same = type(layer.weight) is nn.Parameter and layer.weight.dtype == x.dtype and not autocasting(x.device)
     return same and is_bare(layer, nn.Conv2d)
@@ -493,6 +512,65 @@ class _Mix(Function):
         parts = list(zip(maps, weights.unbind(1), strict=True))
         to_weights = torch.stack([_sum_of_products(grad, x, weight) for x, weight in parts], dim=1)
         return to_weights, *(grad * weight for _, weight in parts)
+
+
+class _ByImage(Function):
+    """function(*tensors), a few images at a time; so many of the tensors have an entry for every image."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Tensor], maps: int, *tensors: Tensor) -> Tensor:
+        ctx.function, ctx.maps = function, maps
+        ctx.save_for_backward(*tensors)
+        parts = [function(*part) for _, part in _cut(tensors, maps)]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled() or _transformed(grad):
+            return None, None, *_gradients(ctx.function, tensors, wanted, grad, create_graph=torch.is_grad_enabled())
+        same = grad.shape == tensors[0].shape and grad.dtype == tensors[0].dtype
+        first = grad if same and _changeable(grad) else None
+        totals: list[Tensor | None] = [None] * len(tensors)
+        for images, part in _cut(tensors, ctx.maps):
+            part = [each.detach().requires_grad_(want) for each, want in zip(part, wanted, strict=True)]
+            found = _gradients(ctx.function, part, wanted, grad[images])
+            for number, to_part in enumerate(found):
+                if to_part is None:
+                    continue
+                total = totals[number]
+                if number >= ctx.maps:
+                    totals[number] = to_part if total is None else total.add_(to_part)
+                    continue
+                if total is None:
+                    total = first if number == 0 and first is not None else torch.empty_like(tensors[number])
+                    totals[number] = total
+                total[images] = to_part
+        return None, None, *totals
+
+
+def _cut(tensors: tuple[Tensor, ...], maps: int) -> Iterator[tuple[slice, list[Tensor]]]:
+    """A few images at a time: the entries of the maps, and all of the parameters."""
+    size = tensors[0].numel() * tensors[0].element_size()
+    step = max(1, len(tensors[0]) * PIECE // size) if size > SMALL else max(1, len(tensors[0]))
+    for start in range(0, max(1, len(tensors[0])), step):
+        images = slice(start, start + step)
+        yield images, [*(each[images] for each in tensors[:maps]), *tensors[maps:]]
+
+
+def _gradients(
+    function: Callable[..., Tensor],
+    tensors: Sequence[Tensor],
+    wanted: Sequence[bool],
+    grad: Tensor,
+    *,
+    create_graph: bool = False,
+) -> list[Tensor | None]:
+    """The gradients of a function for those of its tensors that want one."""
+    with torch.enable_grad():
+        asked = [each for each, want in zip(tensors, wanted, strict=True) if want]
+        found = iter(torch.autograd.grad(function(*tensors), asked, grad, create_graph=create_graph))
+    return [next(found) if want else None for want in wanted]
 
 
 class _Blend(Function):

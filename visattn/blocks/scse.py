@@ -25,9 +25,11 @@ True
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
+from visattn.blocks.primitives import by_image, gate, is_bare, is_bare_convolution, trains_plainly
 from visattn.blocks.se import SqueezeExcite
 from visattn.core.arguments import Device, DType
 
@@ -63,6 +65,19 @@ class SpatialSE(Gate):
         """Spatial gate (B, 1, H, W)."""
         return torch.sigmoid(self.conv(x))
 
+    def forward(self, x: Tensor) -> Tensor:
+        """The gated input, (B, C, H, W)."""
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            weight, bias = self.conv.weight, self.conv.bias
+            if bias is not None and trains_plainly(x) and is_bare_convolution(self.conv, x):
+                return by_image(gate_by_projection, (x,), (weight, bias))
+        return x * self.attention(x)
+
+
+def gate_by_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Every pixel times the sigmoid of its projection to one number."""
+    return gate(x, torch.sigmoid(F.conv2d(x, weight, bias)))
+
 
 @register_block("scse", family="mixed", paper=PAPER, used_in="networks for segmentation")
 class ConcurrentSE(nn.Module):
@@ -85,4 +100,13 @@ class ConcurrentSE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The larger of the two gated inputs, (B, C, H, W)."""
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            bare = trains_plainly(x) and is_bare(self.channel, ChannelSE) and is_bare(self.spatial, SpatialSE)
+            if bare:
+                return by_image(larger, (x, self.channel.attention(x), self.spatial.attention(x)))
         return torch.maximum(self.channel(x), self.spatial(x))
+
+
+def larger(x: Tensor, channel: Tensor, spatial: Tensor) -> Tensor:
+    """The larger of two gated maps."""
+    return torch.maximum(gate(x, channel), gate(x, spatial))

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from visattn.blocks.base import Gate, register_block
+from visattn.blocks.primitives import by_image
 from visattn.core.arguments import Device, DType, positive
 from visattn.core.precision import precise
 
@@ -49,6 +50,15 @@ class SimAM(Gate):
         d = (pixels - pixels.mean((2, 3), keepdim=True)).square()
         variance = d.sum((2, 3), keepdim=True) / max(1, x.shape[2] * x.shape[3] - 1)
         return torch.sigmoid(d / (4 * (variance + self.lam)) + 0.5).to(x.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The gated input, (B, C, H, W)."""
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return by_image(self._gated, (x,))
+        return self._gated(x)
+
+    def _gated(self, x: Tensor) -> Tensor:
+        return x * self.attention(x)
 
     def extra_repr(self) -> str:
         """Arguments, for print(model)."""

@@ -18,10 +18,11 @@ torch.Size([2, 64, 8, 6])
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from visattn.blocks.base import Gate, register_block
-from visattn.blocks.primitives import max_mean
+from visattn.blocks.primitives import by_image, pool_max_mean
 from visattn.blocks.spatial import MaxMeanGate
 from visattn.core.arguments import Device, DType
 
@@ -44,8 +45,31 @@ class Triplet(Gate):
 
     def attention(self, x: Tensor) -> Tensor:
         """Gate (B, C, H, W)."""
-        peak, mean = max_mean(x, 2)  # (B, C, 1, W)
-        over_cw = self.channel_width(peak.transpose(1, 2), mean.transpose(1, 2)).transpose(1, 2)  # (B, C, 1, W)
-        peak, mean = max_mean(x, 3)  # (B, C, H, 1), for the gate (B, 1, H, C)
+        _, over_cw, over_hc, over_hw = self._gates(x)
+        return mean_gate(over_cw, over_hc, over_hw)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The gated input, (B, C, H, W)."""
+        x, over_cw, over_hc, over_hw = self._gates(x)
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return by_image(gate_by_mean, (x, over_cw, over_hc, over_hw))
+        return gate_by_mean(x, over_cw, over_hc, over_hw)
+
+    def _gates(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x, to go on with, and the gates (B, C, 1, W), (B, C, H, 1) and (B, 1, H, W)."""
+        x, peak, mean = pool_max_mean(x, 2)
+        over_cw = self.channel_width(peak.transpose(1, 2), mean.transpose(1, 2)).transpose(1, 2)
+        x, peak, mean = pool_max_mean(x, 3)
         over_hc = self.height_channel(peak.permute(0, 3, 2, 1), mean.permute(0, 3, 2, 1)).permute(0, 3, 2, 1)
-        return (over_cw + over_hc + self.height_width(*max_mean(x, 1))) / 3
+        x, peak, mean = pool_max_mean(x, 1)
+        return x, over_cw, over_hc, self.height_width(peak, mean)
+
+
+def mean_gate(over_cw: Tensor, over_hc: Tensor, over_hw: Tensor) -> Tensor:
+    """The mean of three gates, (B, C, H, W)."""
+    return (over_cw + over_hc + over_hw) / 3
+
+
+def gate_by_mean(x: Tensor, over_cw: Tensor, over_hc: Tensor, over_hw: Tensor) -> Tensor:
+    """The gated input, (B, C, H, W)."""
+    return x * mean_gate(over_cw, over_hc, over_hw)
