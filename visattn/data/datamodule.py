@@ -85,9 +85,22 @@ class ImageData(LightningDataModule):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """How validation images were split off, for whoever resumes the run (:func:`recorded_split`)."""
+        """How batches and validation images were chosen, for whoever resumes the run (:func:`recorded_split`)."""
+        world = self.trainer.world_size if self.trainer else 1
+        said = {"batch_size": self.batch_size, "processes": world}
         split = None if isinstance(self.source, StreamSource) else self.source.split
-        return {} if split is None else {"fraction": split.fraction, "held_out": list(split.held_out)}
+        return said if split is None else {**said, "fraction": split.fraction, "held_out": list(split.held_out)}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise if other processes have seen a part of an epoch; another batch size was refused before."""
+        assert self.trainer is not None
+        before, now = state_dict.get("processes"), self.trainer.world_size
+        if before not in (None, now) and self._position()[1]:
+            raise ValueError(
+                f"the run was stopped within an epoch that {before} processes shared, and cannot go on with {now}: "
+                "resume it with as many, at least to the end of the epoch"
+            )
 
     def _position(self) -> tuple[int, int]:
         """Current epoch, and how many of its batches an interrupted run has already seen."""
@@ -243,7 +256,8 @@ def _can_be_read(path: str) -> bool:
 
 def recorded_split(state: Mapping[str, Any]) -> Split | None:
     """How a run split off its validation images, from a checkpoint; None if the data itself had them."""
-    if (said := state.get(ImageData.__qualname__)) is None:
+    said = state.get(ImageData.__qualname__)
+    if said is None or (isinstance(said, dict) and not said.keys() & {"fraction", "held_out"}):
         return None
     fraction, names = (said.get(key) if isinstance(said, dict) else None for key in ("fraction", "held_out"))
     if not (isinstance(fraction, float) and isinstance(names, list) and all(isinstance(name, str) for name in names)):

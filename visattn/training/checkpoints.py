@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
+from visattn.data.datamodule import ImageData
 from visattn.files import replacing
 from visattn.listing import shown
 from visattn.models.saving.description import describe
@@ -167,6 +168,17 @@ def check_resumable(
     if state["epoch"] + 1 > settings.epochs:
         raise ValueError(
             f"the run is already in epoch {state['epoch'] + 1}: --epochs {settings.epochs} is less than that"
+        )
+
+
+def check_batch_size(state: Mapping[str, Any], batch_size: int) -> None:
+    """Raise if a checkpoint is of the middle of an epoch that began with batches of another size."""
+    said = state.get(ImageData.__qualname__)
+    before = said.get("batch_size") if isinstance(said, dict) else None
+    if before not in (None, batch_size) and state["epoch"] == epochs_done(state):
+        raise ValueError(
+            f"the run was stopped within an epoch: with --batch-size {batch_size} it is unclear which images are left, "
+            f"so resume it with {shown(before)}, at least to the end of the epoch"
         )
 
 

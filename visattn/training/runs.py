@@ -26,11 +26,13 @@ class Run:
         folder: where the run writes.
         checkpoint: what to resume from, if the run is resumed.
         is_new: the folder must not exist yet.
+        best_epoch: of the run to resume, the one that ``best.ckpt`` is of.
     """
 
     folder: Path
     checkpoint: Path | None = None
     is_new: bool = False
+    best_epoch: int | None = None
 
     @property
     def last(self) -> Path:
