@@ -31,8 +31,9 @@ from visattn.data.loader import (
 )
 from visattn.data.preparation import Preparation
 from visattn.data.readers import Files, Split
-from visattn.data.shards import StreamSource
+from visattn.data.shards import StreamSource, wrong_label
 from visattn.data.sources import AnySource
+from visattn.files import printable
 from visattn.listing import evenly
 
 log = logging.getLogger("visattn")
@@ -172,7 +173,8 @@ class ImageData(LightningDataModule):
         """Sample a few validation images evenly, as the model sees them, skipping unreadable ones."""
         if isinstance(self.source, StreamSource):
             stream = self.source.stream("val", self.batch_size, self.seed, 0)
-            read = list(islice(stream.images(0), count))
+            known = (each for each in stream.images(0) if wrong_label(each[1], stream.classes) is None)
+            read = list(islice(known, count))
             return Examples([self.preparation.pixels(image) for image, _ in read], [label for _, label in read])
         found = Examples([], [], None if self.source.mask is None else [])
         for index in evenly(range(len(self.source.val)), count):
@@ -197,7 +199,7 @@ class ImageData(LightningDataModule):
                 raise ValueError(f"{message}; use --on-bad-image skip to leave such images out")
             if message not in self.bad:
                 self.bad.add(message)
-                log.warning("skipped %s", message)
+                log.warning("skipped %s", printable(message))
                 self._check_class(message.partition(": ")[0])
         if len(batch["label"]) == 0:
             raise ValueError(f"no image in a whole batch could be read; the last one was {sorted(self.bad)[-1]}")
@@ -243,7 +245,8 @@ class ImageData(LightningDataModule):
         bad = sorted(set().union(*everywhere))
         if bad:
             more = f"; and {len(bad) - 20} more, named above" if len(bad) > 20 else ""
-            log.warning("%d images could not be read and were skipped: %s%s", len(bad), "; ".join(bad[:20]), more)
+            named = printable("; ".join(bad[:20]))
+            log.warning("%d images could not be read and were skipped: %s%s", len(bad), named, more)
 
 
 def _can_be_read(path: str) -> bool:

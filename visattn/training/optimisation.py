@@ -148,6 +148,16 @@ def _fits(saved: Any, parameter: nn.Parameter | None) -> bool:
 
 def check_optimizer_state(state: Mapping[str, Any], model: nn.Module, settings: Settings) -> None:
     """Raise if a checkpoint's optimiser state does not match the optimiser and parameters of these settings."""
+    try:
+        _check_state(state, model, settings)
+    except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"the optimiser state in the checkpoint is malformed ({type(error).__name__}): it is damaged or was "
+            "edited; resume from an earlier one"
+        ) from error
+
+
+def _check_state(state: Mapping[str, Any], model: nn.Module, settings: Settings) -> None:
     kept, saved = state["optimizer_states"][0]["state"], state["optimizer_states"][0]["param_groups"]
     own = create_optimizer(model, settings).param_groups
     sizes = [[len(group["params"]) for group in groups] for groups in (saved, own)]

@@ -149,10 +149,13 @@ def read_rows(run: Run) -> list[dict[str, Any]]:
     """Read the rows of ``metrics.csv``."""
     path = run.folder / "metrics.csv"
     try:
-        with path.open(newline="") as stream:
-            return [{key: _number(row[key]) for key in COLUMNS} for row in csv.DictReader(stream)]
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = [{key: _number(row[key]) for key in COLUMNS} for row in csv.DictReader(stream)]
     except (ValueError, KeyError, AttributeError, csv.Error) as error:
         raise ValueError(f"{str(path)!r} is not a table of epochs ({type(error).__name__}: {error})") from None
+    if not all(_is_row(row) for row in rows) or [row["epoch"] for row in rows] != list(range(1, len(rows) + 1)):
+        raise ValueError(f"{str(path)!r} is not a table of epochs: it was edited; train on to have it written again")
+    return rows
 
 
 def _is_row(row: Any) -> bool:

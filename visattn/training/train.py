@@ -101,7 +101,9 @@ def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config:
         data.report_bad_images()
         if is_first():
             rows, kept = read_rows(run), load_checkpoint(run.best)
-            best = next(row for row in rows if row["epoch"] == kept["epoch"] + 1)
+            if len(rows) <= kept["epoch"]:
+                raise ValueError(f"{str(run.folder / 'metrics.csv')!r} lacks the best epoch, {kept['epoch'] + 1}")
+            best = rows[kept["epoch"]]
             said = {key: value if value is None or math.isfinite(value) else None for key, value in best.items()}
             write_model(run.folder, model_weights(kept), {**classifier.card, "best": said})
             model, _ = load_model(run.folder)
