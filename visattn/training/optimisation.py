@@ -142,8 +142,8 @@ def _fits(saved: Any, parameter: nn.Parameter | None) -> bool:
     """Whether a saved state fits a parameter: averages of its gradient have its shape."""
     if not isinstance(saved, dict) or any(isinstance(value, str) for value in saved.values()):
         return False
-    averages = [saved[key] for key in AVERAGES & saved.keys() if isinstance(saved[key], Tensor)]
-    return parameter is None or all(each.shape == parameter.shape for each in averages)
+    averages = [saved[key] for key in AVERAGES & saved.keys() if saved[key] is not None]
+    return parameter is None or all(isinstance(each, Tensor) and each.shape == parameter.shape for each in averages)
 
 
 def check_optimizer_state(state: Mapping[str, Any], model: nn.Module, settings: Settings) -> None:
@@ -166,6 +166,7 @@ def _check_state(state: Mapping[str, Any], model: nn.Module, settings: Settings)
     parameters = dict(zip(numbers, (each for group in own for each in group["params"]), strict=False))
     if (
         sizes[0] != sizes[1]
+        or not kept.keys() <= set(numbers)
         or not all(_agree(old, new) for old, new in zip(saved, own, strict=True))
         or not all(_fits(each, parameters.get(key)) for key, each in kept.items())
     ):
