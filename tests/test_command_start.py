@@ -132,3 +132,15 @@ def test_a_file_that_becomes_too_large(tmp_path, monkeypatch, capsys):
     assert "a_edge.npy' (File too large)" in capsys.readouterr().err
     assert code == 1
     assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.slow
+def test_nothing_is_imported_from_the_current_folder(tmp_path):
+    for name in ("rich", "yaml", "jsonargparse", "timm", "cv2"):
+        (tmp_path / f"{name}.py").write_text("open('executed', 'w')")
+    ended = subprocess.run(
+        [sys.executable, "-m", "visattn", "blocks", "se"], cwd=tmp_path, capture_output=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert ended.returncode == 0
+    assert not (tmp_path / "executed").exists()

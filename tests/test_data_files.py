@@ -292,3 +292,12 @@ def test_a_link_that_may_not_be_read_costs_nothing_else(drinks, monkeypatch):
     found = search(drinks)
     assert found.images == before
     assert list(found.problems) == [str(drinks / "coffee" / "secret.png")]
+
+
+@pytest.mark.parametrize(("manifest", "found"), [("{}", 9), ('{"made_by": "visattn heatmap"}', 8), ("[1", 9)])
+def test_only_our_own_heatmaps_are_passed_over(drinks, manifest, found):
+    folder = drinks / "more"
+    folder.mkdir()
+    shutil.copy(next((drinks / "coffee").iterdir()), folder / "comparison.png")
+    (folder / "manifest.json").write_text(manifest)
+    assert len(search(drinks).images) == found

@@ -341,7 +341,7 @@ def test_a_subject_without_classes_has_only_its_name(tmp_path, monkeypatch):
 def test_confusion_is_read_as_it_is_written(tmp_path):
     names = ["a, b", 'quoted "c"']
     _write_rows(tmp_path / "confusion.csv", [["truth", *names], [names[0], 3, 1], [names[1], 0, 4]])
-    assert read_confusion(tmp_path / "confusion.csv").tolist() == [[3, 1], [0, 4]]
+    assert read_confusion(tmp_path / "confusion.csv", 2).tolist() == [[3, 1], [0, 4]]
 
 
 def test_captions_are_whole_lines():

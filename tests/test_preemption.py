@@ -67,6 +67,20 @@ def test_a_run_is_stopped_between_two_steps(left_alone, undrawn, monkeypatch, ca
 
 
 @LIGHTNING
+def test_a_batch_size_cannot_change_within_an_epoch(undrawn, monkeypatch, capsys):
+    with monkeypatch.context() as patched:
+        patched.setattr(Classifier, "training_step", once(Classifier.training_step, signal.SIGTERM, 2))
+        assert main([*TINY, "--name", "parts"]) == 143
+    before = (undrawn / "runs" / "parts" / "config.yaml").read_text()
+    capsys.readouterr()
+    assert main(["--resume", "runs/parts", "--batch-size", "8"]) == 2
+    assert "with --batch-size 8 it is unclear which images are left, so resume it with 16" in capsys.readouterr().err
+    assert (undrawn / "runs" / "parts" / "config.yaml").read_text() == before
+    assert main(["--resume", "runs/parts", "--epochs", "1"]) == 0, capsys.readouterr().err
+    assert main(["--resume", "runs/parts", "--epochs", "2", "--batch-size", "8"]) == 0, capsys.readouterr().err
+
+
+@LIGHTNING
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_before_training_there_is_nothing_to_save(elsewhere, monkeypatch, capsys, number):
     monkeypatch.setattr(story, "create_classifier", once(story.create_classifier, number))

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from tests.training import ROOT, TINY, checkpoint, environment, start, wait_for
+from visattn.cli.parsing import CommandLine, parse
 from visattn.cli.train import main
-from visattn.training import claims
+from visattn.training import claims, runs
 from visattn.training.claims import LOCK, alone
 from visattn.training.optimisation import (
     apply_recipe,
@@ -25,7 +26,7 @@ from visattn.training.optimisation import (
     recipe,
 )
 from visattn.training.record import best_row, epochs_without_a_better_one
-from visattn.training.runs import claimed, find_run
+from visattn.training.runs import Run, claimed, find_run
 from visattn.training.settings import Settings
 
 
@@ -247,3 +248,21 @@ def test_a_run_that_ends_in_an_error_leaves_no_lock(elsewhere):
     with pytest.raises(ValueError, match="nothing"), claimed(Settings(name="mine", resume="last"), ""):
         raise ValueError("nothing")
     assert list((elsewhere / "runs" / "mine").iterdir()) == []
+
+
+def test_a_config_can_be_read_again_whatever_was_typed_and_however_often(tmp_path):
+    """The command is a comment in it: control characters, which YAML forbids, and a great many letters."""
+    typed = ["--name", "mine", "--attn-options", "{a: '\x1b[31m\x07é'}", "--root", "x" * 5000]
+    for _ in range(3):
+        runs.start(Run(tmp_path), CommandLine(Settings(name="mine"), {}, {}).to_yaml(typed))
+    text = (tmp_path / "config.yaml").read_bytes().decode("utf-8")
+    assert text.count("# python train.py --name mine") == 1
+    assert len(text.splitlines()[0]) < 1100
+    assert parse(["--config", str(tmp_path / "config.yaml")]).settings.name == "mine"
+    runs.start(Run(tmp_path), CommandLine(Settings(name="mine"), {}, {}).to_yaml(["--resume"]))
+    assert [line[:18] for line in (tmp_path / "config.yaml").read_text().splitlines()[:2]] == ["# python train.py "] * 2
+
+
+def test_settings_that_no_file_can_hold():
+    with pytest.raises(ValueError, match="too much for a config"):
+        CommandLine(Settings(model_options={"a": "x" * 60_000}), {}, {}).to_yaml([])

@@ -1,5 +1,6 @@
 """Whole training runs, small ones: what they write, what they refuse, what they say."""
 
+import copy
 import csv
 import io
 import json
@@ -128,6 +129,26 @@ def test_a_new_run_never_overwrites_an_old_one(undrawn):
     run("--epochs", 2, "--resume")  # the last one
     assert checkpoint(undrawn / "runs" / "test_resnet_eca-digits-run3")["epoch"] == 1
     assert checkpoint(undrawn / "runs" / "test_resnet_eca-digits")["epoch"] == 0
+
+
+def test_the_best_epoch_after_an_earlier_checkpoint_is_one_of_those_that_led_there(undrawn):
+    """The later best one is of a run that is given up: its weights are not those of the new epochs."""
+    folder = undrawn / "runs" / "mine"
+    run("--name", "mine", "--epochs", 1)
+    shutil.copy(folder / "checkpoints" / "last.ckpt", folder / "checkpoints" / "early.ckpt")
+    run("--name", "mine", "--epochs", 2, "--resume")
+    given_up = checkpoint(folder, "best")
+    for name in ("best", "last"):
+        state = copy.deepcopy(given_up)
+        for row in state["callbacks"]["Record"]["rows"]:
+            row.update(val_top1=1.0, val_loss=0.0, seconds=row["seconds"] + 1)
+        (folder / "checkpoints" / f"{name}.ckpt").unlink()
+        torch.save(state, folder / "checkpoints" / f"{name}.ckpt")
+    run("--resume", "runs/mine/checkpoints/early.ckpt", "--epochs", 2, "--lr", 1e-9)
+    best = json.loads((folder / "model.json").read_text())["best"]
+    assert best["epoch"] == 2  # the first new one
+    assert best["val_top1"] < 1
+    assert checkpoint(folder, "best")["callbacks"]["Record"]["rows"][1]["val_top1"] == best["val_top1"]
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])

@@ -9,6 +9,8 @@ TABLE = "the checkpoint's table of epochs is malformed"
 OTHER = "the optimiser state"
 EMPTY = "but the state of its optimiser is empty"
 BROKEN = "an optimiser state that is not of finite numbers"
+MALFORMED = "the optimiser state in the checkpoint"
+GROWS = "it would grow when it is used"
 NAN = float("nan")
 
 
@@ -26,6 +28,14 @@ def row(says, **changes):
 
 def group(says, **changes):
     return optimizer(says, lambda saved: saved["param_groups"][0].update(changes))
+
+
+def laughs():
+    """A small list whose lists are the same ones, all the way down."""
+    found = [1] * 10
+    for _ in range(12):
+        found = [found] * 10
+    return found
 
 
 def steps(progress):
@@ -65,6 +75,24 @@ CASES = [
     optimizer(EMPTY, lambda saved: saved.update(state={key: {} for key in saved["state"]})),
     optimizer(BROKEN, lambda saved: saved["state"][0].update(exp_avg=saved["state"][0]["exp_avg"] * NAN)),
     optimizer(BROKEN, lambda saved: saved["state"][0].update(step=torch.tensor(NAN))),
+    group(MALFORMED, params=5),
+    group(OTHER, params=[]),
+    group(MALFORMED, params=[[1]] * 100),
+    group(MALFORMED, betas=torch.zeros(2)),
+    group(MALFORMED, eps={}),
+    group(MALFORMED, lr="x"),
+    optimizer(MALFORMED, lambda saved: saved.update(param_groups=[3, 4])),
+    optimizer(MALFORMED, lambda saved: saved["param_groups"][0].pop("params")),
+    optimizer(OTHER, lambda saved: saved["param_groups"].clear()),
+    optimizer(OTHER, lambda saved: saved["state"].update({0: 3})),
+    optimizer(OTHER, lambda saved: saved["state"].update({"x": []})),
+    optimizer(MALFORMED, lambda saved: saved["state"].update({(1, 2): {"exp_avg": torch.ones(3)}})),
+    optimizer("does not contain the state of a run", lambda saved: saved["state"][0].update(step=None)),
+    optimizer(MALFORMED, lambda saved: saved["state"][0].update(exp_avg=3)),
+    optimizer(MALFORMED, lambda saved: saved["state"][0].update(exp_avg_sq=[1])),
+    optimizer(GROWS, lambda saved: saved["state"][0].update(more=torch.zeros(1).expand(10**11))),
+    optimizer(GROWS, lambda saved: saved["state"][0].update(exp_avg=saved["state"][0]["exp_avg"].to_sparse())),
+    loop(GROWS, lambda progress: progress["epoch_progress"].update(more=laughs())),
     state("it has no model card", lambda content: content.pop("card")),
     state("it has no model card", lambda content: content.update(card=None)),
     state("does not say which classes", lambda content: content["card"].pop("classes")),

@@ -21,6 +21,16 @@ def run_of_ours(folder: Path) -> None:
     (folder / "plain.yaml").write_text("name: null\nout: runs\n")  # as bundled settings have it
 
 
+def no_run(folder: Path) -> None:
+    """A folder of somebody else's, where a run is looked for, and a checkpoint in it."""
+    for name in ("runs/paper", "dl"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.yaml").write_text("model: theirs\n")
+        (folder / name / "metrics.csv").write_text("precious")
+    (folder / "dl" / "config.yaml").unlink()
+    (folder / "dl" / "last.ckpt").touch()
+
+
 def without_config(folder: Path) -> None:
     run_of_ours(folder)
     (folder / "mine" / "config.yaml").unlink()
@@ -51,6 +61,8 @@ CASES = [
     Command(f"{RUN} --out /proc/runs", "cannot write to '/proc/runs' (No such file or directory)"),
     Command(f"{RUN} --optimizer adahessian", "--optimizer adahessian needs second derivatives"),
     Command(f"{RUN} --out new/{'x' * 300}", "(File name too long)"),
+    Command(f"{RUN} --name paper --resume", "'runs/paper' is not the folder of a run", prepare=no_run),
+    Command(f"{RUN} --resume dl/last.ckpt", "'dl' is not the folder of a run, and its files", prepare=no_run),
     Command("train --resume mine", "cannot write to 'mine/.lock' (Too many levels", prepare=linked_lock),
     Command("train --resume mine", "'mine' has lost its config.yaml, the settings of the", prepare=without_config),
     Command("train --resume mine --name new", "--name 'new': a resumed run stays in its folder", prepare=run_of_ours),

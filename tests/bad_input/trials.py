@@ -53,6 +53,14 @@ def resumed(says, change, line="train --resume runs/mine --root photos --epochs 
     return Command(line, says, code, prepare)
 
 
+def edited(name, text):
+    return lambda folder: (folder / "runs" / "mine" / name).write_text(text)
+
+
+SAME = "train --resume runs/mine --root photos"  # which has nothing to train
+ROW = "epoch,step,train_loss,train_top1,val_loss,val_top1,val_top5,lr,images_per_second,seconds\n1,1,1,1,1,1,1,1,1,1\n"
+
+
 def state(says, change, name="last"):
     """A run whose checkpoint was changed by somebody."""
 
@@ -227,6 +235,14 @@ RESUMED = [
     resumed("--root 'photos': the digits are bundled", lambda folder: (folder / "runs/mine/config.yaml").unlink()),
     resumed("File exists", lambda folder: (shutil.rmtree(folder / "runs/mine/tensorboard"),
                                            (folder / "runs/mine/tensorboard").write_text("")), code=1),
+    resumed("is not a confusion matrix of 2 classes: delete it", edited("confusion.csv", "truth,a\n\na,x"), SAME),
+    resumed("is not a confusion matrix of 2 classes: delete it", edited("confusion.csv", ""), SAME),
+    resumed("is not a confusion matrix of 2 classes: delete it", edited("confusion.csv", "a,b\na,1\nb,1,2"), SAME),
+    resumed("lacks the best epoch, 1", edited("metrics.csv", ""), SAME),
+    resumed("is not a table of epochs", edited("metrics.csv", "epoch,step\n1,2\n"), SAME),
+    resumed("is not a table of epochs", edited("metrics.csv", ROW.replace("1,1,", "9,1,")), SAME),
+    resumed("is not a table of epochs", edited("metrics.csv", ROW.replace("1,1,", ",,")), SAME),
+    resumed("lacks the best epoch, 1", edited("metrics.csv", ROW.splitlines()[0]), SAME),
     replaced("is not a whole checkpoint: it ends too early", b""),
     replaced("is not a whole checkpoint: PytorchStreamReader", b"PK\x03\x04" + bytes(100)),
     replaced("refused to load", pickle.dumps(Evil())),

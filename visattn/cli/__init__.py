@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import visattn
 from visattn.cli import bench, blocks, evaluate, heatmap, places, predict
 from visattn.cli.streams import Printing, make_writable, printed
+from visattn.constants import NO_MEMORY
 from visattn.files import at_home, printable, straight, without_empty_folders
 from visattn.missing import MissingPackage, saying_what_to_install
 from visattn_command import reading_flags
@@ -71,8 +72,11 @@ def _run(argv: list[str]) -> int:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         print(printable(f"visattn: {text}"), file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
-    except MemoryError as error:
-        print(printable(f"visattn: out of memory: lower --batch-size ({error})"), file=sys.stderr)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and NO_MEMORY not in str(error) and "out of memory" not in str(error):
+            raise
+        said = printable(str(error).rpartition(NO_MEMORY)[2])[:200]
+        print(f"visattn: out of memory: lower --batch-size ({said})", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

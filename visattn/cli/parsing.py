@@ -20,10 +20,10 @@ from lightning.pytorch import Trainer
 from visattn.cli.flags import MANAGED, values_of
 from visattn.cli.parser_messages import one_line
 from visattn.cli.settings_parser import create_parser, parsed, read_settings, with_files
-from visattn.files import at_home
+from visattn.files import at_home, printable
 from visattn.listing import shown
 from visattn.models.plugins import load_plugin
-from visattn.training.settings import Settings
+from visattn.training.settings import COMMAND, LARGEST_CONFIG, LONGEST_COMMAND, Settings
 
 ABOVE_ZERO = {"check_val_every_n_epoch", "limit_train_batches", "val_check_interval"}
 
@@ -53,10 +53,15 @@ class CommandLine:
         settings = {key: value for key, value in asdict(self.settings).items() if key not in ("resume",)}
         body = {**settings, **({"trainer": self.trainer_config} if self.trainer_config else {})}
         try:
-            return f"# python train.py {' '.join(' '.join(command).split())}\n" + yaml.safe_dump(body, sort_keys=False)
+            text = yaml.safe_dump(body, sort_keys=False)
         except yaml.representer.RepresenterError as error:
             name = getattr(error.args[-1], "__qualname__", shown(error.args[-1]))
             raise ValueError(f"--trainer: {name} cannot be written to a config.yaml") from None
+        said = printable(" ".join(command))
+        config = f"{COMMAND} {said[:LONGEST_COMMAND]}{'…' if len(said) > LONGEST_COMMAND else ''}\n{text}"
+        if len(config.encode()) > LARGEST_CONFIG // 2:  # commands that resume it will be added
+            raise ValueError(f"the settings are {len(config):,} letters long, too much for a config.yaml: give fewer")
+        return config
 
 
 def parse(argv: Sequence[str], prog: str = "train.py") -> CommandLine:

@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     predictor = Predictor(trained.model, trained.classes, arguments.top)
     found: list[Prediction] = []
     with progress() as track:
-        for batch in read_batches(track(paths), arguments.batch_size, left_out.add):
-            found += predictor(preparation.batch([image for _, image in batch]), [name for name, _ in batch])
+        for batch in read_batches(track(paths), arguments.batch_size, left_out.add, preparation.pixels):
+            found += predictor(preparation.together([pixels for _, pixels in batch]), [name for name, _ in batch])
     if not found:
         return NOTHING
     if arguments.json:

@@ -13,9 +13,7 @@ from visattn.cli.flags import MANAGED, check_number, closest, pairs
 from visattn.files import at_home, configs_folder, read_text
 from visattn.listing import shown
 from visattn.registry import suggest
-from visattn.training.settings import ALONE, Settings
-
-LARGEST = 100_000  # bytes of a configuration
+from visattn.training.settings import ALONE, LARGEST_CONFIG, Settings
 
 
 def config_path(name: str) -> str:
@@ -23,7 +21,7 @@ def config_path(name: str) -> str:
     name = at_home(name)
     if Path(name).is_file():
         return name
-    stem = Path(name).name.removesuffix(".yaml")
+    stem = name.removeprefix("configs/").removesuffix(".yaml")
     known = {file.stem: str(file) for file in configs_folder().glob("*.yaml")}
     if stem not in known:
         raise ValueError(f"unknown configuration {name!r}: {suggest(stem, known)}")
@@ -32,7 +30,7 @@ def config_path(name: str) -> str:
 
 def _read_config(path: Path) -> Any:
     """Read a settings file as plain data."""
-    text = read_text(path, LARGEST)
+    text = read_text(path, LARGEST_CONFIG)
     try:
         return notation.load(text)
     except yaml.MarkedYAMLError as error:
@@ -49,8 +47,9 @@ def check_config(path: Path, known: set[str]) -> None:
     values = _read_config(path)
     if not isinstance(values, dict):
         raise ValueError(f"{path} is not a settings file: expected 'key: value' on every line")
-    if "plugin" in values:
-        raise ValueError(f"{path} names a plugin, which a file may not do: use --plugin on the command line")
+    for key, what in (("plugin", "a plugin"), ("resume", "a run to resume")):
+        if key in values:
+            raise ValueError(f"{path} names {what}, which a file may not do: use --{key} on the command line")
     for key in values:
         if "." in str(key) and key in known:
             raise ValueError(f"{key!r} in {path}: write {str(key).partition('.')[2]!r} below 'trainer:'")
@@ -59,7 +58,7 @@ def check_config(path: Path, known: set[str]) -> None:
         check_number(f"--{key}", values[key])
         if get_type_hints(Settings).get(key) is bool and not isinstance(values[key], bool):
             raise ValueError(f"{key!r} in {path} is {shown(values[key])}, not true or false")
-    trainer = values.get("trainer") or {}
+    trainer = values.get("trainer", {})
     if not isinstance(trainer, dict):
         raise ValueError(f"'trainer' in {path} must map Trainer arguments to values, got {shown(trainer)}")
     for key in trainer:

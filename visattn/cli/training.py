@@ -6,11 +6,11 @@ import sys
 
 from visattn.cli.parsing import parse
 from visattn.cli.streams import printed
-from visattn.constants import TOO_EARLY
+from visattn.constants import NO_MEMORY, TOO_EARLY
 from visattn.missing import saying_what_to_install
 from visattn.models.plugins import loaded
 from visattn.training import slurm
-from visattn.training.errors import NO_MEMORY, PROBLEMS, USAGE, one_line
+from visattn.training.errors import PROBLEMS, USAGE, one_line
 from visattn.training.ranks import end_together, on_first_process
 from visattn.training.signals import Interrupted, Signals
 from visattn.training.train import train

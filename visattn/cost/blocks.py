@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from visattn.blocks import block_info, create_block
 from visattn.core.arguments import Device
-from visattn.cost.contest import Contestant, Cost, Ratio, check_affordable, check_block, contest
+from visattn.cost.contest import Contestant, Cost, Ratio, check_affordable, check_block, check_size, contest
 from visattn.cost.results import Note, Report, Track, as_call, measure_all, this_machine
 from visattn.cost.rivals import RIVALS, build_rival
 from visattn.cost.settings import (
@@ -151,6 +151,7 @@ def _measure(
     repeats: int | None,
 ) -> BlockRow:
     setting.forget_compiled()
+    check_size(create_block(name, shape[1], device="meta"), device)
     modules: list[nn.Module] = [create_block(name, shape[1]), Multiply(*shape[:2])]
     if against is not None and name in RIVALS and (timms := build_rival(name, *shape[1:])) is not None:
         modules.append(timms)

@@ -150,6 +150,14 @@ def contest(contestants: Sequence[Contestant], repeats: int | None) -> list[Meas
     return found
 
 
+def check_size(module: nn.Module, device: torch.device) -> None:
+    """Raise before a module is built that takes more memory than there is, given one without storage."""
+    free = free_bytes(device)
+    needed = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    if free is not None and needed > free / 2:  # a step has gradients as well
+        raise MemoryError(f"has {needed / 1e9:.1f} GB of weights, {free / 1e9:.1f} GB of memory are free")
+
+
 def check_affordable(
     modules: Sequence[nn.Module], shape: tuple[int, ...], setting: Setting, device: torch.device
 ) -> None:

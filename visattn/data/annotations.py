@@ -83,8 +83,8 @@ def read_boxes(path: Path) -> tuple[list[Box], tuple[int, int] | None]:
     With them height and width of the image, if the file states them. Nothing in the file is expanded or fetched: a
     document type, which could define entities, is refused.
     """
-    boxes: list[dict[str, str]] = []
-    size: dict[str, str] = {}
+    boxes: list[dict[str, list[str]]] = []  # a text is told in pieces, a line each
+    size: dict[str, list[str]] = {}
     where: list[str] = []
 
     def start(name: str, _attributes: Any) -> None:
@@ -97,7 +97,7 @@ def read_boxes(path: Path) -> tuple[list[Box], tuple[int, int] | None]:
             return
         inside = {"object/bndbox": boxes[-1] if boxes else {}, "size": size}.get("/".join(where[1:-1]))
         if inside is not None:
-            inside[where[-1]] = inside.get(where[-1], "") + content
+            inside.setdefault(where[-1], []).append(content)
 
     def refuse(*_declaration: Any) -> None:
         raise ValueError(f"{str(path)!r} declares a document type, which is not read")
@@ -115,7 +115,11 @@ def read_boxes(path: Path) -> tuple[list[Box], tuple[int, int] | None]:
         raise ValueError(f"{str(path)!r} is not XML: {error}") from None
     if not boxes:
         raise ValueError(f"{str(path)!r} names no object, as Pascal VOC's annotations do")
-    return [_box(box, path) for box in boxes], _size(size)
+    return [_box(_joined(box), path) for box in boxes], _size(_joined(size))
+
+
+def _joined(texts: dict[str, list[str]]) -> dict[str, str]:
+    return {key: "".join(pieces) for key, pieces in texts.items()}
 
 
 def _pixels(size: Sequence[int]) -> str:

@@ -31,8 +31,9 @@ from visattn.data.loader import (
 )
 from visattn.data.preparation import Preparation
 from visattn.data.readers import Files, Split
-from visattn.data.shards import StreamSource
+from visattn.data.shards import StreamSource, wrong_label
 from visattn.data.sources import AnySource
+from visattn.files import printable
 from visattn.listing import evenly
 
 log = logging.getLogger("visattn")
@@ -85,9 +86,22 @@ class ImageData(LightningDataModule):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """How validation images were split off, for whoever resumes the run (:func:`recorded_split`)."""
+        """How batches and validation images were chosen, for whoever resumes the run (:func:`recorded_split`)."""
+        world = self.trainer.world_size if self.trainer else 1
+        said = {"batch_size": self.batch_size, "processes": world}
         split = None if isinstance(self.source, StreamSource) else self.source.split
-        return {} if split is None else {"fraction": split.fraction, "held_out": list(split.held_out)}
+        return said if split is None else {**said, "fraction": split.fraction, "held_out": list(split.held_out)}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise if other processes have seen a part of an epoch; another batch size was refused before."""
+        assert self.trainer is not None
+        before, now = state_dict.get("processes"), self.trainer.world_size
+        if before not in (None, now) and self._position()[1]:
+            raise ValueError(
+                f"the run was stopped within an epoch that {before} processes shared, and cannot go on with {now}: "
+                "resume it with as many, at least to the end of the epoch"
+            )
 
     def _position(self) -> tuple[int, int]:
         """Current epoch, and how many of its batches an interrupted run has already seen."""
@@ -159,7 +173,8 @@ class ImageData(LightningDataModule):
         """Sample a few validation images evenly, as the model sees them, skipping unreadable ones."""
         if isinstance(self.source, StreamSource):
             stream = self.source.stream("val", self.batch_size, self.seed, 0)
-            read = list(islice(stream.images(0), count))
+            known = (each for each in stream.images(0) if wrong_label(each[1], stream.classes) is None)
+            read = list(islice(known, count))
             return Examples([self.preparation.pixels(image) for image, _ in read], [label for _, label in read])
         found = Examples([], [], None if self.source.mask is None else [])
         for index in evenly(range(len(self.source.val)), count):
@@ -184,7 +199,7 @@ class ImageData(LightningDataModule):
                 raise ValueError(f"{message}; use --on-bad-image skip to leave such images out")
             if message not in self.bad:
                 self.bad.add(message)
-                log.warning("skipped %s", message)
+                log.warning("skipped %s", printable(message))
                 self._check_class(message.partition(": ")[0])
         if len(batch["label"]) == 0:
             raise ValueError(f"no image in a whole batch could be read; the last one was {sorted(self.bad)[-1]}")
@@ -230,7 +245,8 @@ class ImageData(LightningDataModule):
         bad = sorted(set().union(*everywhere))
         if bad:
             more = f"; and {len(bad) - 20} more, named above" if len(bad) > 20 else ""
-            log.warning("%d images could not be read and were skipped: %s%s", len(bad), "; ".join(bad[:20]), more)
+            named = printable("; ".join(bad[:20]))
+            log.warning("%d images could not be read and were skipped: %s%s", len(bad), named, more)
 
 
 def _can_be_read(path: str) -> bool:
@@ -243,7 +259,8 @@ def _can_be_read(path: str) -> bool:
 
 def recorded_split(state: Mapping[str, Any]) -> Split | None:
     """How a run split off its validation images, from a checkpoint; None if the data itself had them."""
-    if (said := state.get(ImageData.__qualname__)) is None:
+    said = state.get(ImageData.__qualname__)
+    if said is None or (isinstance(said, dict) and not said.keys() & {"fraction", "held_out"}):
         return None
     fraction, names = (said.get(key) if isinstance(said, dict) else None for key in ("fraction", "held_out"))
     if not (isinstance(fraction, float) and isinstance(names, list) and all(isinstance(name, str) for name in names)):

@@ -7,13 +7,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from visattn.files import check_regular, reason
+from visattn.files import check_regular, made_by, reason
 
 EXTENSIONS = frozenset(
     {".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-# A folder that has all files of one of these holds heatmaps or scores, not images.
-OURS = (frozenset({"comparison.png", "manifest.json"}), frozenset({"curves.png", "scores.json"}))
+# A folder with both files of one of these holds heatmaps or scores, not images, if the second says that we made it.
+OURS = (("comparison.png", "manifest.json"), ("curves.png", "scores.json"))
 MAX_BYTES = 512_000_000  # per file: more than the largest image that is decoded takes uncompressed
 
 
@@ -51,7 +51,7 @@ def search(folder: str | Path) -> Found:
         except OSError as error:
             found.problems[path] = reason(error)
             continue
-        if any({entry.name for entry in there} >= ours for ours in OURS):
+        if _is_ours(path, {entry.name for entry in there}):
             continue
         folders = []
         for entry in there:
@@ -68,6 +68,13 @@ def search(folder: str | Path) -> Found:
                 found.images.setdefault(identity(where, seen), entry.path)
         todo += reversed(folders)
     return found
+
+
+def _is_ours(folder: str, names: set[str]) -> bool:
+    return any(
+        names >= {picture, manifest} and str(made_by(Path(folder, manifest))).startswith("visattn")
+        for picture, manifest in OURS
+    )
 
 
 def encloses(folder: str, real: str) -> bool:

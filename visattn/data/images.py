@@ -72,7 +72,10 @@ def gather(given: Any, leave_out: Callable[[str, str], None]) -> list[Path | NDA
 
 
 def read_batches(
-    pictures: Iterable[Path | NDArray[np.uint8]], size: int, leave_out: Callable[[str, str], None]
+    pictures: Iterable[Path | NDArray[np.uint8]],
+    size: int,
+    leave_out: Callable[[str, str], None],
+    change: Callable[[NDArray[np.uint8]], NDArray[np.uint8]] = lambda image: image,
 ) -> Iterator[list[tuple[str, NDArray[np.uint8]]]]:
     """Yield batches of names and images (H, W, 3).
 
@@ -80,15 +83,16 @@ def read_batches(
         pictures: files, or images already in memory.
         size: of a batch.
         leave_out: called with each unreadable file and the reason.
+        change: applied to each image as it is read, since a batch of large ones takes a lot of memory.
     """
 
     def read() -> Iterator[tuple[str, NDArray[np.uint8]]]:
         for number, picture in enumerate(pictures):
             if not isinstance(picture, Path):
-                yield f"image {number}", picture
+                yield f"image {number}", change(picture)
                 continue
             try:
-                yield str(picture), read_image(picture)
+                yield str(picture), change(read_image(picture))
             except BadImage as error:
                 leave_out(error.path, error.reason)
 

@@ -19,7 +19,7 @@ from visattn.data.augment import Transform
 from visattn.data.decode import BadImage
 from visattn.data.preparation import Preparation
 from visattn.data.readers import Reader
-from visattn.data.shards import Stream
+from visattn.data.shards import Stream, wrong_label
 
 IGNORE = -100  # label of an image that pads a batch and is not counted
 
@@ -112,6 +112,9 @@ class Streamed(IterableDataset[Item]):
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
         for number, (image, label) in enumerate(self.stream.images(self.epoch)):
+            if (why := wrong_label(label, self.stream.classes)) is not None:
+                yield BadImage(f"an image of {self.stream.name}", why)
+                continue
             key = (self.seed, self.epoch, worker.id if worker else 0, number)
             yield _transformed(self.transform, image, key), label
 

@@ -105,8 +105,11 @@ class Preparation:
 
     def batch(self, images: Sequence[NDArray[np.uint8]]) -> Tensor:
         """Prepare images (H, W, 3) of any size as the model's input (B, C, height, width)."""
-        pixels = np.stack([self.pixels(image) for image in images])
-        return self.normalise(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+        return self.together([self.pixels(image) for image in images])
+
+    def together(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
+        """The model's input from what `pixels` made of images."""
+        return self.normalise(torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2))
 
     @property
     def _resized(self) -> tuple[int, int]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from timm.data.readers import create_reader
 
-from visattn.data.decode import decode
+from visattn.data.decode import BadImage, decode
 from visattn.data.readers import Labelled
 
 PREFIXES = ("hfds", "hfids", "tfds", "wds")
@@ -24,6 +26,7 @@ class Indexed:
 
     reader: Any
     name: str
+    classes: int
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -31,7 +34,10 @@ class Indexed:
     def read(self, index: int, epoch: int) -> Labelled:  # noqa: ARG002 - the same in every epoch
         """Decode one image."""
         stream, label = self.reader[index]
-        return decode(stream.read() if isinstance(stream, io.IOBase) else stream, f"{self.name}[{index}]"), int(label)
+        name = f"{self.name}[{index}]"
+        if (why := wrong_label(label, self.classes)) is not None:
+            raise BadImage(name, why)
+        return decode(stream.read() if isinstance(stream, io.IOBase) else stream, name), int(label)
 
 
 @dataclass
@@ -44,6 +50,7 @@ class Stream:
     batch_size: int
     seed: int
     workers: int
+    classes: int
 
     def open(self) -> None:
         """Open the reader, once the processes of a run are connected, so that each takes its own shards."""
@@ -84,9 +91,14 @@ class StreamSource:
 
     def stream(self, split: str, batch_size: int, seed: int, workers: int) -> Stream:
         """Open the stream of a split."""
-        stream = Stream(self.name, self.root, split, batch_size, seed, workers)
+        stream = Stream(self.name, self.root, split, batch_size, seed, workers, len(self.classes))
         stream.open()
         return stream
+
+
+def wrong_label(label: int, classes: int) -> str | None:
+    """What is wrong with a label that is no class, such as -1, where a data set keeps it secret."""
+    return None if 0 <= label < classes else f"the label {label} is none of {classes} classes"
 
 
 def _open(name: str, root: str | None, split: str, **options: Any) -> Any:
@@ -95,6 +107,9 @@ def _open(name: str, root: str | None, split: str, **options: Any) -> Any:
         raise ValueError(f"--root {root!r} must be the folder or URL of the shards; commands ('pipe:…') are never run")
     if ":" in which:
         raise ValueError(f"--data {name!r}: a name with ':' would download code")
+    for path in sorted(Path(root).iterdir()) if root and os.path.isdir(root) else ():
+        if path.exists() and not path.is_file() and path.suffix in (".json", ".tar"):
+            raise ValueError(f"{str(path)!r} is not a file, and whoever reads it may wait forever")
     failures = []
     for candidate in SPLITS[split]:
         try:
@@ -112,4 +127,4 @@ def open_indexed(name: str, root: str | None) -> tuple[Indexed, Indexed, tuple[s
     """Open a data set with random access: training images, validation images and classes."""
     train, val = (_open(name, root, split) for split in ("train", "val"))
     classes = train.dataset.features[train.label_key].names
-    return Indexed(train, name), Indexed(val, name), tuple(classes)
+    return Indexed(train, name, len(classes)), Indexed(val, name, len(classes)), tuple(classes)

@@ -61,11 +61,17 @@ def draw_curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
     save(figure, path)
 
 
-def read_confusion(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
+def read_confusion(path: Path, classes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Read ``confusion.csv``: true classes in rows, predicted classes in columns, with a header and row names."""
-    with path.open(newline="", encoding="utf-8") as stream:
-        _, *rows = csv.reader(stream)
-    return np.array([[int(value) for value in row[1:]] for row in rows])
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            _, *rows = csv.reader(stream)
+        matrix = np.array([[int(value) for value in row[1:]] for row in rows], np.int64)
+    except (ValueError, OverflowError, csv.Error):
+        matrix = np.empty(0, np.int64)
+    if matrix.shape != (classes, classes) or matrix.min() < 0:
+        raise ValueError(f"{str(path)!r} is not a confusion matrix of {classes} classes: delete it")
+    return matrix
 
 
 def draw_confusion(path: Path, matrix: np.ndarray[Any, np.dtype[np.int64]], names: Sequence[str], title: str) -> None:

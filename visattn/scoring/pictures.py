@@ -83,7 +83,7 @@ def _digits(preparation: Preparation, number: int) -> Pictures:
 
     digits = Digits("val")
     indices = range(min(number, len(digits)))
-    read = [DigitImages(digits).read(index, 0)[0] for index in indices]
+    read = [preparation.pixels(DigitImages(digits).read(index, 0)[0]) for index in indices]
     masks = [preparation.mask(digits.sample(index)[2]) for index in indices]
     return _together([f"digit {index}" for index in indices], read, masks, preparation)
 
@@ -111,7 +111,7 @@ def _files(data: Any, masks: Any, preparation: Preparation, number: int, leave_o
                 continue
             seen.append(mask)
         names.append(name)
-        read.append(image)
+        read.append(preparation.pixels(image))  # the image itself may be large
     if not read:
         raise ValueError(f"there are no images to score heatmaps on ({first_few([each[:120] for each in reasons], 2)})")
     return _together(names, read, seen if annotations is not None else None, preparation)
@@ -130,9 +130,9 @@ def _with_masks(found: Sequence[Any], annotations: Mapping[str, Path], leave_out
 
 def _together(
     names: Sequence[str],
-    images: Sequence[NDArray[np.uint8]],
+    pixels: Sequence[NDArray[np.uint8]],
     masks: Sequence[NDArray[np.bool_]] | None,
     preparation: Preparation,
 ) -> Pictures:
-    inputs = preparation.batch(images)
+    inputs = preparation.together(pixels)
     return Pictures(tuple(names), inputs, None if masks is None else torch.from_numpy(np.stack(masks)))

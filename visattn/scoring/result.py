@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from visattn.files import replacing, write_json
+from visattn.files import printable, replacing, write_json
 from visattn.registry import entry_named
 from visattn.scoring.metrics import METRICS
 from visattn.scoring.statistics import Interval, bootstrap
@@ -114,7 +114,8 @@ class Evaluation:
         rows = [header, *([method, *(self._cell(name, method) for name in self.values)] for method in self.ranked)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*lines, *(f"left out: {what} ({why})" for what, why in self.left_out), self._legend])
+        left_out = [printable(f"left out: {what} ({why})") for what, why in self.left_out]
+        return "\n".join([*lines, *left_out, self._legend])
 
     @property
     def _legend(self) -> str:

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
+from visattn.data.datamodule import ImageData
 from visattn.files import replacing
 from visattn.listing import shown
 from visattn.models.saving.description import describe
@@ -25,6 +26,7 @@ PARTS = {
     "state_dict": dict, "epoch": int, "global_step": int, "loops": dict, "callbacks": dict,
     "optimizer_states": list, "lr_schedulers": list,
 }  # fmt: skip
+MOST_VALUES = 2_000_000  # in a checkpoint: tensors, numbers, and what they are in
 PROGRESS = {"epoch_progress", "epoch_loop.batch_progress", "epoch_loop.automatic_optimization.optim_progress"}
 
 
@@ -61,11 +63,30 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
     for key, kind in PARTS.items():
         if not isinstance(state.get(key), kind):
             raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: {key} is missing or malformed")
+    if not _is_plain([state[key] for key in PARTS if key != "state_dict"]):  # weights are compared with the model's
+        raise ValueError(f"{str(path)!r} was edited: it would grow when it is used, which train.py's do not")
     if not _is_whole(state):
         raise ValueError(f"{str(path)!r} is not a checkpoint of train.py: its state is malformed")
     if not _agrees(state):
         raise ValueError(f"{str(path)!r} is damaged or was edited: its step and epoch counts do not agree")
     return state
+
+
+def _is_plain(values: list[Any]) -> bool:
+    """Whether a checkpoint is as large as it seems: no expanded or sparse tensors, no lists that share lists."""
+    todo, seen = values, 0
+    while todo and seen < MOST_VALUES:
+        each = todo.pop()
+        seen += 1
+        if isinstance(each, dict):
+            todo += each.values()
+        elif isinstance(each, list | tuple):
+            todo += each
+        elif isinstance(each, Tensor) and (
+            each.layout != torch.strided or each.nbytes > each.untyped_storage().nbytes()
+        ):
+            return False
+    return not todo
 
 
 def _is_whole(state: Mapping[str, Any]) -> bool:
@@ -167,6 +188,17 @@ def check_resumable(
     if state["epoch"] + 1 > settings.epochs:
         raise ValueError(
             f"the run is already in epoch {state['epoch'] + 1}: --epochs {settings.epochs} is less than that"
+        )
+
+
+def check_batch_size(state: Mapping[str, Any], batch_size: int) -> None:
+    """Raise if a checkpoint is of the middle of an epoch that began with batches of another size."""
+    said = state.get(ImageData.__qualname__)
+    before = said.get("batch_size") if isinstance(said, dict) else None
+    if before not in (None, batch_size) and state["epoch"] == epochs_done(state):
+        raise ValueError(
+            f"the run was stopped within an epoch: with --batch-size {batch_size} it is unclear which images are left, "
+            f"so resume it with {shown(before)}, at least to the end of the epoch"
         )
 
 

@@ -19,9 +19,6 @@ class RunError(Exception):
 USAGE = (ValueError, MisconfigurationException, MissingPackage)  # what was asked for cannot be done
 PROBLEMS = (*USAGE, RunError, OSError, FloatingPointError, MemoryError, torch.OutOfMemoryError)
 
-# How torch reports that a CPU is out of memory; it has no exception type for that.
-NO_MEMORY = "DefaultCPUAllocator: "
-
 
 def one_line(error: BaseException) -> str:
     """Format an error as one line."""

@@ -43,7 +43,9 @@ class Film(Callback):
         if trainer.is_global_zero:
             with replacing(self.folder / "film" / f"epoch_{epoch:04}.npy") as partial, partial.open("wb") as stream:
                 np.save(stream, maps.half().cpu().numpy())
-            draw_film(self.folder / "film.png", self.images, read_frames(self.folder, epoch))
+            frames = read_frames(self.folder, epoch)
+            alike = {number: frame for number, frame in frames.items() if frame.shape == self.images.shape[:3]}
+            draw_film(self.folder / "film.png", self.images, alike)  # without those of an earlier --image-size
 
 
 def read_frames(folder: Path, last: int) -> dict[int, NDArray[np.float32]]:

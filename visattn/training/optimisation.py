@@ -142,12 +142,22 @@ def _fits(saved: Any, parameter: nn.Parameter | None) -> bool:
     """Whether a saved state fits a parameter: averages of its gradient have its shape."""
     if not isinstance(saved, dict) or any(isinstance(value, str) for value in saved.values()):
         return False
-    averages = [saved[key] for key in AVERAGES & saved.keys() if isinstance(saved[key], Tensor)]
-    return parameter is None or all(each.shape == parameter.shape for each in averages)
+    averages = [saved[key] for key in AVERAGES & saved.keys() if saved[key] is not None]
+    return parameter is None or all(isinstance(each, Tensor) and each.shape == parameter.shape for each in averages)
 
 
 def check_optimizer_state(state: Mapping[str, Any], model: nn.Module, settings: Settings) -> None:
     """Raise if a checkpoint's optimiser state does not match the optimiser and parameters of these settings."""
+    try:
+        _check_state(state, model, settings)
+    except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"the optimiser state in the checkpoint is malformed ({type(error).__name__}): it is damaged or was "
+            "edited; resume from an earlier one"
+        ) from error
+
+
+def _check_state(state: Mapping[str, Any], model: nn.Module, settings: Settings) -> None:
     kept, saved = state["optimizer_states"][0]["state"], state["optimizer_states"][0]["param_groups"]
     own = create_optimizer(model, settings).param_groups
     sizes = [[len(group["params"]) for group in groups] for groups in (saved, own)]
@@ -156,6 +166,7 @@ def check_optimizer_state(state: Mapping[str, Any], model: nn.Module, settings: 
     parameters = dict(zip(numbers, (each for group in own for each in group["params"]), strict=False))
     if (
         sizes[0] != sizes[1]
+        or not kept.keys() <= set(numbers)
         or not all(_agree(old, new) for old, new in zip(saved, own, strict=True))
         or not all(_fits(each, parameters.get(key)) for key, each in kept.items())
     ):

@@ -53,9 +53,9 @@ def draw_outcome(folder: Path, model: nn.Module, data: ImageData, rows: list[dic
     draw_curves(folder / "curves.png", rows, name)
     confusion = folder / "confusion.csv"
     if confusion.is_file():
-        draw_confusion(
-            folder / "confusion.png", read_confusion(confusion), data.source.names, f"{name}, validation images"
-        )
+        names = data.source.names
+        matrix = read_confusion(confusion, len(names))
+        draw_confusion(folder / "confusion.png", matrix, names, f"{name}, validation images")
     examples = data.examples(SHOWN)
     inputs = as_batch(model, _inputs(examples, data))  # in the precision of the run
     try:

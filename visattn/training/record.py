@@ -43,7 +43,7 @@ class Record(Checkpoint):
         self.tell = tell
         self.patience = patience
         self.rows: list[dict[str, Any]] = []
-        self._best_is_lost = False
+        self._best: dict[str, Any] | None = None  # the row of best.ckpt
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows so far."""
@@ -56,7 +56,7 @@ class Record(Checkpoint):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock, also for a run resumed within an epoch."""
-        self._best_is_lost = not self.run.best.is_file()  # of a resumed run: the next epoch counts as best
+        self._best = next((row for row in self.rows if row["epoch"] == self.run.best_epoch), None)
         self._start_clock()
 
     @override
@@ -95,8 +95,9 @@ class Record(Checkpoint):
                 "seconds": now - self._began,
             }
         )
-        improved = self._best_is_lost or best_row(self.rows) is self.rows[-1]
-        self._best_is_lost = False
+        improved = self._best is None or quality(self.rows[-1]) >= quality(self._best)
+        if improved:
+            self._best = self.rows[-1]
         validated = self.rows[-1]["val_top1"] is not None
         if validated and self.patience is not None and epochs_without_a_better_one(self.rows) >= self.patience:
             trainer.should_stop = True
@@ -122,6 +123,14 @@ def quality(row: Mapping[str, Any]) -> tuple[float, float]:
     return -1 if accuracy is None else accuracy, -math.inf if loss is None or math.isnan(loss) else -loss
 
 
+def continues(rows: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a table of epochs begins with another one: that of the same run at an earlier time."""
+    keys = ("epoch", "step", "seconds")  # never NaN, which differs from itself
+    return [[row[key] for key in keys] for row in rows[: len(earlier)]] == [
+        [row[key] for key in keys] for row in earlier
+    ]
+
+
 def best_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Row of the best epoch; the last one in case of a tie."""
     return max(reversed(rows), key=quality)
@@ -140,10 +149,13 @@ def read_rows(run: Run) -> list[dict[str, Any]]:
     """Read the rows of ``metrics.csv``."""
     path = run.folder / "metrics.csv"
     try:
-        with path.open(newline="") as stream:
-            return [{key: _number(row[key]) for key in COLUMNS} for row in csv.DictReader(stream)]
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = [{key: _number(row[key]) for key in COLUMNS} for row in csv.DictReader(stream)]
     except (ValueError, KeyError, AttributeError, csv.Error) as error:
         raise ValueError(f"{str(path)!r} is not a table of epochs ({type(error).__name__}: {error})") from None
+    if not all(_is_row(row) for row in rows) or [row["epoch"] for row in rows] != list(range(1, len(rows) + 1)):
+        raise ValueError(f"{str(path)!r} is not a table of epochs: it was edited; train on to have it written again")
+    return rows
 
 
 def _is_row(row: Any) -> bool:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from visattn.files import check_writable, replacing, unwritable
+from visattn.files import check_writable, read_text, replacing, unwritable
 from visattn.training import slurm
 from visattn.training.claims import alone
-from visattn.training.settings import ALONE, Settings
+from visattn.training.settings import ALONE, COMMAND, LARGEST_CONFIG, Settings
 
 FOLDERS = ("checkpoints", "tensorboard", "film")  # inside that of a run
 
@@ -26,11 +26,13 @@ class Run:
         folder: where the run writes.
         checkpoint: what to resume from, if the run is resumed.
         is_new: the folder must not exist yet.
+        best_epoch: of the run to resume, the one that ``best.ckpt`` is of.
     """
 
     folder: Path
     checkpoint: Path | None = None
     is_new: bool = False
+    best_epoch: int | None = None
 
     @property
     def last(self) -> Path:
@@ -65,14 +67,20 @@ class Run:
 
 
 def start(run: Run, config: str) -> None:
-    """Write the settings to the folder, below the commands of a resumed run."""
-    path = run.folder / "config.yaml"
-    before = path.read_text().splitlines() if path.is_file() else []
-    commands = [line for line in before if line.startswith("#")]
+    """Write the settings to the folder, below the commands of a resumed run, each of which is kept once."""
+    now = config.splitlines()
+    commands = [line for line in _config_of(run.folder).splitlines() if line.startswith("#") and line not in now]
     if slurm.job() is not None and _job_line() not in commands:
         commands.append(_job_line())
-    with replacing(path) as partial:
-        partial.write_text("".join(f"{line}\n" for line in commands) + config)
+    with replacing(run.folder / "config.yaml") as partial:
+        partial.write_text("".join(f"{line}\n" for line in commands) + config, encoding="utf-8")
+
+
+def _config_of(folder: Path) -> str:
+    """Text of the settings in a folder; nothing if there are none that can be read."""
+    with suppress(ValueError):
+        return read_text(folder / "config.yaml", LARGEST_CONFIG)
+    return ""
 
 
 def default_name(settings: Settings) -> str:
@@ -123,6 +131,7 @@ def claimed(settings: Settings, config: str) -> Iterator[Run]:
     """
     while True:
         run = find_run(settings, config)
+        _check_own(run.folder)
         made = [folder for folder in (run.folder, *run.folder.parents) if not os.path.lexists(folder)]
         try:
             run.folder.mkdir(parents=True, exist_ok=not run.is_new)
@@ -150,9 +159,19 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 
 def _is_own(folder: Path, config: str) -> bool:
-    path = folder / "config.yaml"
-    text = path.read_text() if path.is_file() else ""
+    text = _config_of(folder)
     return _job_line() in text.splitlines() and text.endswith(config)
+
+
+def _check_own(folder: Path) -> None:
+    """Raise if a folder has files in it, but not those of a run, which would be replaced."""
+    if not folder.is_dir() or Run(folder).last.is_file() or all(path.name.startswith(".") for path in folder.iterdir()):
+        return
+    if not any(line.startswith(COMMAND) for line in _config_of(folder).splitlines()):
+        raise ValueError(
+            f"{str(folder)!r} is not the folder of a run, and its files might be replaced: give another --name, or "
+            "--resume the folder of a run"
+        )
 
 
 def _named(path: Path) -> Run:

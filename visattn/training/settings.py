@@ -12,6 +12,9 @@ from visattn.registry import suggest
 
 ALONE = "last"  # the value of a bare --resume
 
+# config.yaml, the settings of a run: how it begins, how many letters of the command follow, and its most bytes.
+COMMAND, LONGEST_COMMAND, LARGEST_CONFIG = "# python train.py", 1000, 100_000
+
 # Limits of a number: their key, their meaning, and their wording.
 LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "least": (operator.ge, "at least"),
@@ -35,6 +38,9 @@ MANAGED = {
     "features_only": "a run trains a classifier",
     "scriptable": "a run trains models as they are",
     "exportable": "a run trains models as they are",
+    "checkpoint_path": "use --pretrained",
+    "pretrained_cfg": "use --pretrained",
+    "pretrained_cfg_overlay": "use --pretrained",
 }
 
 

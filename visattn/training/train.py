@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from visattn.data.datamodule import recorded_split
@@ -16,12 +17,19 @@ from visattn.models.saving.saved import write_model
 from visattn.models.saving.weights import card_of, model_weights
 from visattn.training.banner import announce
 from visattn.training.building import card, create_classifier, create_data, create_source
-from visattn.training.checkpoints import check_resumable, cut_short, epochs_done, load_checkpoint, why_complete
+from visattn.training.checkpoints import (
+    check_batch_size,
+    check_resumable,
+    cut_short,
+    epochs_done,
+    load_checkpoint,
+    why_complete,
+)
 from visattn.training.fitting import fit, under_way
 from visattn.training.optimisation import check_optimizer_state
 from visattn.training.pictures import create_film, draw_outcome
 from visattn.training.ranks import end_together, is_first, on_first_process
-from visattn.training.record import read_rows
+from visattn.training.record import continues, read_rows, recorded
 from visattn.training.runs import Run, claimed, find_run, start
 from visattn.training.settings import Settings
 from visattn.training.signals import Signals
@@ -67,9 +75,14 @@ def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config:
     classifier.card = card(settings, source, data, classifier.model)
     if state is not None:  # before anything is written
         check_resumable(state, known, classifier.model, settings, source.classes)
+        check_batch_size(state, settings.batch_size)
         check_optimizer_state(state, classifier.model, settings)
         if run.best.is_file():  # it is read only at the end, which may be days away
-            check_resumable(load_checkpoint(run.best), known, classifier.model, settings, source.classes)
+            best_state = load_checkpoint(run.best)
+            check_resumable(best_state, known, classifier.model, settings, source.classes)
+            if continues(recorded(state["callbacks"]), recorded(best_state["callbacks"])):
+                run = replace(run, best_epoch=epochs_done(best_state))  # or else the next epoch is the best so far
+            del best_state
     complete = None if state is None else why_complete(state, settings, arguments)
     if state is not None and complete is None and cut_short(state):
         on_first_process(print, CUT_SHORT.format(epochs_done(state)))
@@ -88,7 +101,9 @@ def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config:
         data.report_bad_images()
         if is_first():
             rows, kept = read_rows(run), load_checkpoint(run.best)
-            best = next(row for row in rows if row["epoch"] == kept["epoch"] + 1)
+            if len(rows) <= kept["epoch"]:
+                raise ValueError(f"{str(run.folder / 'metrics.csv')!r} lacks the best epoch, {kept['epoch'] + 1}")
+            best = rows[kept["epoch"]]
             said = {key: value if value is None or math.isfinite(value) else None for key, value in best.items()}
             write_model(run.folder, model_weights(kept), {**classifier.card, "best": said})
             model, _ = load_model(run.folder)
