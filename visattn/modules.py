@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+NO_TASK = -1
+NOT_DENSE = "a tensor that is not dense"
 CLOSE_TO_ZERO = 0.01  # a layer scale may begin with less
 # How torch, and an older one, says that a network was exported for another number of images.
 FIXED_BATCH = re.compile(r"Guard failed: \w+\.size\(\)\[0\] == (\d+)|\.shape\[0\] to be equal to (\d+)")
@@ -31,7 +33,12 @@ FIXED_BATCH = re.compile(r"Guard failed: \w+\.size\(\)\[0\] == (\d+)|\.shape\[0\
 
 def in_backward() -> bool:
     """Whether a gradient is being computed: a module that runs now only recomputes what was not stored."""
-    return torch._C._current_graph_task_id() != -1
+    return backward_task() != NO_TASK
+
+
+def backward_task() -> int:
+    """The number of the backward pass that is running in this thread, the innermost one; ``NO_TASK`` if none is."""
+    return torch._C._current_graph_task_id()
 
 
 @contextmanager
@@ -60,7 +67,8 @@ def own_size(model: nn.Module) -> tuple[int, int, int]:
     (1, 64, 64)
     """
     channels, *native = timm_config(model).get("input_size") or (3, 224, 224)
-    height, width = getattr(getattr(model, "patch_embed", None), "img_size", None) or native
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or native
+    height, width = (size, size) if isinstance(size, int) else size
     convolutions = (module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
     return getattr(model, "in_chans", None) or next(convolutions, channels), height, width
 
@@ -68,6 +76,11 @@ def own_size(model: nn.Module) -> tuple[int, int, int]:
 def has_numbers(tensor: Tensor) -> bool:
     """Whether there is something in a tensor, unlike on the meta device and under ``FakeTensorMode``."""
     return not tensor.is_meta and not isinstance(tensor, FakeTensor)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has all its numbers in one place, unlike sparse, nested and MKL-DNN's tensors."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def check_default_device() -> None:
@@ -153,6 +166,9 @@ class Remembered:
     """What a module keeps as an attribute but does not compute with: the copies made here share it."""
 
 
+SHARED = (Remembered, type(threading.Lock()), type(threading.RLock()))  # nor can locks be copied
+
+
 def sharing_copy(model: nn.Module) -> nn.Module:
     """Copy a network's modules in evaluation mode, sharing its tensors: nothing large is copied."""
     return _copy(model, lambda tensor: tensor)
@@ -200,7 +216,7 @@ def _copy(model: nn.Module, instead: Callable[[Tensor], Tensor]) -> nn.Module:
                 memo[id(value)] = own
                 if hooks := lasting_hooks(value):
                     tables.append((own, hooks))
-            elif isinstance(value, Remembered):
+            elif isinstance(value, SHARED):
                 memo[id(value)] = value
     with _Detaching():
         copied = copy.deepcopy(model, memo)
@@ -249,6 +265,22 @@ class _Detaching(TorchFunctionMode):
             result, memo = args
             return memo.setdefault(id(result), result.detach().clone())
         return func(*args, **(kwargs or {}))
+
+
+def own_copy(model: nn.Module) -> nn.Module:
+    """A copy that shares the weights, as :func:`sharing_copy` makes it; a network that cannot be copied raises."""
+    try:
+        return sharing_copy(model)
+    except Exception as error:  # what is in a network can refuse to be copied in any way it likes
+        raise ValueError(
+            f"the model cannot be copied, and others may be using it ({why_refused(error)}): keep that outside the model"
+        ) from error
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the weights of a network are spread over several devices, so that it cannot be copied."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
 
 def underlying(model: nn.Module) -> nn.Module:

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.listing import evenly
-from visattn.scoring.engine import own_copy
+from visattn.modules import own_copy
 
 RADIUS = 0.02  # of the noise in normalised input
 DRAWS = 4

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from visattn.heatmaps.watch.cache import cached, note_original
-from visattn.modules import evaluating, sharing_copy, uncompiled, weightless_copy
+from visattn.modules import evaluating, is_sharded, own_copy, uncompiled, weightless_copy
 
 
 @contextmanager
@@ -19,22 +19,19 @@ def inspection_copy(model: nn.Module) -> Iterator[nn.Module]:
     """A stand-in for a model: in evaluation mode, uncompiled and differentiable.
 
     It is a copy that shares the weights, so that hooks, modes and whatever else a method does to it are invisible to
-    others who use the model. Only a network that cannot be copied, such as one with sharded weights, is run itself.
+    others who use the model. Only one with sharded weights, which cannot be copied, is run itself.
     """
     with torch.inference_mode(False):
-        try:
-            own = sharing_copy(model)
-        except Exception:  # what is in a network can refuse to be copied in any way it likes
-            own = model
-        if own is not model:
-            _uncompile_parts(own)
-            _disable_checkpointing(own)
-            own.register_forward_pre_hook(_with_own_images)
-            note_original(own, model)
-            yield own
-        else:
+        if is_sharded(model):
             with evaluating(model), uncompiled(model):
                 yield model
+            return
+        own = own_copy(model)
+        _uncompile_parts(own)
+        _disable_checkpointing(own)
+        own.register_forward_pre_hook(_with_own_images)
+        note_original(own, model)
+        yield own
 
 
 def _with_own_images(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
