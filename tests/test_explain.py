@@ -512,3 +512,11 @@ def test_explain_in_a_hook_on_a_gradient(vit, method):
     found.append(visattn.explain(model, images, method, target=2).raw)
     for each in found:
         torch.testing.assert_close(each, expected)
+
+
+def test_one_number_for_the_size_of_images():
+    model = timm.create_model("test_vit", num_classes=3).eval()
+    model.patch_embed.img_size = 160
+    assert "rollout" in visattn.list_methods(model)
+    model.pretrained_cfg = {**model.pretrained_cfg, "mean": 0.5, "std": 0.5}
+    assert visattn.explain(model, torch.randn(1, 3, 160, 160), "rollout").images.shape == (1, 3, 160, 160)

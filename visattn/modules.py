@@ -14,7 +14,7 @@ import textwrap
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,27 @@ def own_size(model: nn.Module) -> tuple[int, int, int]:
     >>> own_size(timm.create_model("test_vit", img_size=64, in_chans=1))
     (1, 64, 64)
     """
-    channels, *native = timm_config(model).get("input_size") or (3, 224, 224)
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or native
-    height, width = (size, size) if isinstance(size, int) else size
+    channels, *native = input_size(model)
+    height, width = embedded_size(model) or native
     convolutions = (module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
     return getattr(model, "in_chans", None) or next(convolutions, channels), height, width
+
+
+def input_size(model: nn.Module) -> Sequence[int]:
+    """Channels, height and width according to timm's configuration; timm's usual ones if there is none."""
+    size = timm_config(model).get("input_size") or (3, 224, 224)
+    if not isinstance(size, Sequence) or len(size) != 3:
+        raise ValueError(f"input_size in the model's pretrained_cfg must be (channels, height, width), got {size!r}")
+    return size
+
+
+def embedded_size(model: nn.Module) -> Sequence[int] | None:
+    """Height and width of the images that a model cuts into patches, if it says so; one number stands for both."""
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    size = (size, size) if isinstance(size, int) else size
+    if size is not None and (not isinstance(size, Sequence) or len(size) != 2):
+        raise ValueError(f"img_size of the model's patch_embed must be (height, width), got {size!r}")
+    return size
 
 
 def has_numbers(tensor: Tensor) -> bool:
@@ -265,22 +281,6 @@ class _Detaching(TorchFunctionMode):
             result, memo = args
             return memo.setdefault(id(result), result.detach().clone())
         return func(*args, **(kwargs or {}))
-
-
-def own_copy(model: nn.Module) -> nn.Module:
-    """A copy that shares the weights, as :func:`sharing_copy` makes it; a network that cannot be copied raises."""
-    try:
-        return sharing_copy(model)
-    except Exception as error:  # what is in a network can refuse to be copied in any way it likes
-        raise ValueError(
-            f"the model cannot be copied, and others may be using it ({why_refused(error)}): keep that outside the model"
-        ) from error
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether the weights of a network are spread over several devices, so that it cannot be copied."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
 
 def underlying(model: nn.Module) -> nn.Module:

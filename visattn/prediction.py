@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from visattn.core.arguments import at_least_one
 from visattn.heatmaps.targets import check_order, class_names
+from visattn.heatmaps.watch.cache import is_sharded
+from visattn.heatmaps.watch.inspection import own_copy
 from visattn.missing import saying_what_to_install
 from visattn.models.refusals import refusal
-from visattn.modules import check_default_device, evaluating, is_sharded, own_copy, underlying
+from visattn.modules import check_default_device, evaluating, underlying
 from visattn.opening import Picture, image_inputs, open_given
 
 if TYPE_CHECKING:

@@ -111,6 +111,12 @@ def with_config(config):
     return model
 
 
+def with_size(size):
+    model = vit()
+    model.patch_embed.img_size = size
+    return model
+
+
 def explain_fake(model):
     """Explain a network, or an image, of tensors without numbers."""
     real = timm.create_model("test_resnet").eval()
@@ -209,6 +215,18 @@ CASES = [
             says,
         )
         for name, (register, says) in HOOKS.items()
+    ),
+    *(
+        Call(f"images of the size {size!r}", lambda size=size: visattn.list_methods(with_size(size)), "img_size of the")
+        for size in ((160,), "160", 160.0)
+    ),
+    *(
+        Call(
+            f"an input size of {size!r}",
+            lambda size=size: visattn.list_methods(with_config({"input_size": size})),
+            "input_size in the model's pretrained_cfg must be (channels, height, width)",
+        )
+        for size in (64, (3, 64))
     ),
     Call(
         "predict, a configuration that is a word",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -65,7 +65,8 @@ def displayable(model: nn.Module, images: Tensor) -> Tensor:
     images = images.detach().float().cpu()
     config = timm_config(model)
     mean, std = config.get("mean"), config.get("std")
-    if mean and std and len(mean) == images.shape[1] and (images.min() < 0 or images.max() > 1):
+    known = all(isinstance(each, Sequence) and len(each) == images.shape[1] for each in (mean, std))
+    if known and (images.min() < 0 or images.max() > 1):
         images = images * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     outside = (low < -0.05) | (high > 1.05)

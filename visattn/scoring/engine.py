@@ -14,8 +14,8 @@ from visattn.core.arguments import at_least_one
 from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.inputs import as_batch, inspectable
 from visattn.heatmaps.targets import Class, class_names, resolve
+from visattn.heatmaps.watch.inspection import own_copy
 from visattn.models.refusals import refusal
-from visattn.modules import own_copy
 from visattn.scoring.fills import Filler
 from visattn.scoring.ranking import Removal
 

@@ -5,6 +5,7 @@ Methods inspect copies of a model that live for one call; what they find is cach
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from types import NoneType
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from visattn.modules import is_sharded, lasting_hooks
+from visattn.modules import lasting_hooks
 
 T = TypeVar("T")
 PLAIN = (bool, int, float, str, NoneType)
@@ -37,6 +38,12 @@ def cached(model: nn.Module, images: Tensor, what: str, find: Callable[[], T]) -
     if key not in known or (known[key][0] != structure and not is_sharded(model)):
         known[key] = structure, find()
     return known[key][1]
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the weights of a network are spread over several devices, so that it cannot be copied."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
 
 def _described(module: nn.Module) -> tuple[Any, ...]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from visattn.heatmaps.watch.cache import cached, note_original
-from visattn.modules import evaluating, is_sharded, own_copy, uncompiled, weightless_copy
+from visattn.heatmaps.watch.cache import cached, is_sharded, note_original
+from visattn.modules import evaluating, sharing_copy, uncompiled, weightless_copy, why_refused
 
 
 @contextmanager
@@ -32,6 +32,16 @@ def inspection_copy(model: nn.Module) -> Iterator[nn.Module]:
         own.register_forward_pre_hook(_with_own_images)
         note_original(own, model)
         yield own
+
+
+def own_copy(model: nn.Module) -> nn.Module:
+    """A copy that shares the weights, as :func:`sharing_copy` makes it; a network that cannot be copied raises."""
+    try:
+        return sharing_copy(model)
+    except Exception as error:  # what is in a network can refuse to be copied in any way it likes
+        raise ValueError(
+            f"the model cannot be copied, and others may be using it ({why_refused(error)}): keep that outside of it"
+        ) from error
 
 
 def _with_own_images(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
