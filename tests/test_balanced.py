@@ -292,6 +292,12 @@ def copied_into(y, x):
     return y
 
 
+def filled(y, x):
+    y[:, 0].copy_(x[:, 0])
+    y[:, 1:, 1].fill_(2)
+    return y
+
+
 def added_to_views(y, x):
     y[:, 1, ::2].add_(x[:, 1, ::2])
     y.flatten(2)[:, 2:, 4].mul_(x[:, 2:, 1, 1])
@@ -316,6 +322,7 @@ FORMS = {
     "copied into ones": lambda x: copied_into(torch.ones_like(x), x),
     "copied into channels last": lambda x: copied_into(torch.ones(2, 3, 3, 4, dtype=x.dtype).permute(0, 3, 1, 2), x),
     "added to parts of ones": lambda x: added_to_views(torch.ones_like(x), x),
+    "filled in part": lambda x: filled(torch.ones_like(x), x),
     "copied over": lambda x: (3 * x).copy_(torch.arange(3.0)) + x,
     "clamp": lambda x: x.clamp(0.1, 0.3),
     "clamp between tensors": lambda x: x.clamp(torch.full_like(x, 0.1), torch.full_like(x, 0.3)),

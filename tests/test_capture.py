@@ -377,3 +377,12 @@ def test_a_capture_can_be_used_again():
     for maps in (outer, inner):
         assert list(maps) == list(first)
         assert all(torch.equal(maps[name], first[name]) for name in maps)
+
+
+def test_gradients_of_an_earlier_pass_are_refused():
+    model, images = model_and_images("test_vit")
+    with visattn.capture(model) as maps:
+        earlier = model(images)
+        model(images)
+    with pytest.raises(ValueError, match="depends on none of the maps, which are those of the last forward pass"):
+        maps.gradients(earlier.sum())

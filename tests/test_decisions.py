@@ -254,8 +254,9 @@ def test_crops_of_an_image_earn_its_reward():
 def test_rewards_that_fit_nothing_are_explained():
     coin = Coin()
     coin(torch.ones(5, 1))
-    with pytest.raises(ValueError, match=r"must be \(B, T\)"):
-        policy_term(coin, torch.ones(2))
+    for number in (1, 2, 10):  # as many as divide the five, or do not
+        with pytest.raises(ValueError, match=f"one number per image: {number} for 5 images"):
+            policy_term(coin, torch.ones(number))
     with pytest.raises(ValueError, match=r"the reward must be \(B,\)"):
         policy_term(coin, torch.ones(2, 1))
 

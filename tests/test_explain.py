@@ -478,3 +478,45 @@ def test_images_stay_as_they_are(way):
     for _ in range(2):
         visattn.explain(model, images, "attention")
     assert torch.equal(images, before)
+
+
+def test_what_is_known_of_a_model_changes_with_its_settings():
+    """A head of another width, or another way to pool, need not be another module."""
+    torch.manual_seed(0)
+    model, images = timm.create_model("test_vit", num_classes=3).eval(), torch.rand(1, 3, 160, 160)
+    first = visattn.explain(model, images, "rollout")
+    model.head.weight = nn.Parameter(torch.randn(7, model.head.in_features))
+    model.head.bias = nn.Parameter(torch.zeros(7))
+    assert visattn.explain(model, images, "gradcam", target=6).target == (6,)
+    model.global_pool = "avg"
+    pooled = visattn.explain(model, images, "rollout")
+    torch.testing.assert_close(pooled.raw, visattn.explain(copy.deepcopy(model), images, "rollout").raw)
+    assert not torch.allclose(pooled.raw, first.raw)
+
+
+def test_modules_at_an_old_address_are_other_modules():
+    model, images = timm.create_model("test_resnet", num_classes=3), torch.rand(1, 3, 64, 64)
+    for number in range(4, 12):
+        model.fc = nn.Linear(model.num_features, number)
+        assert visattn.explain(model, images, "edge", target=number - 1).target == (number - 1,)
+
+
+@pytest.mark.parametrize("method", ["rollout", "chefer", "gradcam"])
+def test_explain_in_a_hook_on_a_gradient(vit, method):
+    model, images = copy.deepcopy(vit[0]), vit[1]
+    expected = visattn.explain(vit[0], images, method, target=2).raw
+    found = []
+    logits = model(images)
+    logits.register_hook(lambda _: found.append(visattn.explain(model, images, method, target=2).raw))
+    logits.sum().backward()
+    found.append(visattn.explain(model, images, method, target=2).raw)
+    for each in found:
+        torch.testing.assert_close(each, expected)
+
+
+def test_one_number_for_the_size_of_images():
+    model = timm.create_model("test_vit", num_classes=3).eval()
+    model.patch_embed.img_size = 160
+    assert "rollout" in visattn.list_methods(model)
+    model.pretrained_cfg = {**model.pretrained_cfg, "mean": 0.5, "std": 0.5}
+    assert visattn.explain(model, torch.randn(1, 3, 160, 160), "rollout").images.shape == (1, 3, 160, 160)

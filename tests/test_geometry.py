@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import visattn
@@ -229,3 +230,21 @@ def test_weight_on_padding_is_shared_out():
     torch.testing.assert_close(shared, torch.tensor([[[[0, 0.2, 0.8], [0, 0.7, 0.3]]]]))
     dropped = without_padding(fused, keys, normalised=False)
     torch.testing.assert_close(dropped, torch.tensor([[[[0, 0.1, 0.4], [0, 0.7, 0.3]]]]))
+
+
+POOLS = {
+    "one number in a list": lambda x: F.max_pool2d(x, [2]),
+    "a number": lambda x: F.avg_pool2d(x, 2),
+    "of this size": lambda x: F.adaptive_max_pool2d(x, (4, 6)),
+}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_tokens_behind_a_pool(pool):
+    class Pooled(nn.Module):
+        def forward(self, x):
+            tokens = POOLS[pool](x).flatten(2).mT
+            return ((tokens @ tokens.mT).softmax(-1) @ tokens).mean(1)
+
+    grid = geometry(Pooled().eval(), torch.rand(1, 3, 8, 12)).layers[0].keys.grid
+    assert grid == Grid((0.5, 2.5, 4.5, 6.5), (0.5, 2.5, 4.5, 6.5, 8.5, 10.5))

@@ -13,6 +13,7 @@ import timm
 import torch
 from PIL import Image
 from skimage import data as photographs
+from torch import nn
 
 import visattn
 from tests.training import train
@@ -449,3 +450,15 @@ def test_a_network_sees_what_it_was_built_for(name, options):
     picture = np.zeros((50, 60, 3), np.uint8)
     assert len(visattn.predict(model, picture)) == 1
     assert visattn.examine(model, picture, "edge").number == 1
+
+
+def test_a_network_in_a_wrapper_for_several_devices(network):
+    """Names and the number of classes are those of the network inside."""
+    network.pretrained_cfg = {**network.pretrained_cfg, "label_names": list(CLASSES)}
+    wrapped = nn.DataParallel(network)
+    images = torch.rand(1, 3, 64, 64)
+    assert visattn.predict(wrapped, images) == visattn.predict(network, images)
+    found = [visattn.examine(each, np.zeros((64, 64, 3), np.uint8), "edge") for each in (network, wrapped)]
+    assert len({each.findings[0].subject.answer for each in found}) == 1
+    with pytest.raises(ValueError, match="the model has no classes"):
+        visattn.predict(nn.DataParallel(timm.create_model("test_resnet", num_classes=0)), images)

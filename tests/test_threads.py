@@ -250,10 +250,12 @@ def test_copies_of_odd_networks():
     assert model.last is expected
 
 
-def test_a_network_that_cannot_be_copied_is_run_itself():
+@pytest.mark.parametrize("lock", [threading.Lock, threading.RLock])
+def test_copies_share_a_lock(lock):
     model, images = model_and_images("test_resnet")
     model.train()
-    model.lock = threading.Lock()
+    model.lock = lock()
+    assert sharing_copy(model).lock is model.lock
     assert visattn.explain(model, images, "input_gradient").heatmap.shape == (2, 160, 160)
     assert all(module.training for module in model.modules())
 

@@ -14,7 +14,7 @@ import textwrap
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+NO_TASK = -1
+NOT_DENSE = "a tensor that is not dense"
 CLOSE_TO_ZERO = 0.01  # a layer scale may begin with less
 # How torch, and an older one, says that a network was exported for another number of images.
 FIXED_BATCH = re.compile(r"Guard failed: \w+\.size\(\)\[0\] == (\d+)|\.shape\[0\] to be equal to (\d+)")
@@ -31,7 +33,12 @@ FIXED_BATCH = re.compile(r"Guard failed: \w+\.size\(\)\[0\] == (\d+)|\.shape\[0\
 
 def in_backward() -> bool:
     """Whether a gradient is being computed: a module that runs now only recomputes what was not stored."""
-    return torch._C._current_graph_task_id() != -1
+    return backward_task() != NO_TASK
+
+
+def backward_task() -> int:
+    """The number of the backward pass that is running in this thread, the innermost one; ``NO_TASK`` if none is."""
+    return torch._C._current_graph_task_id()
 
 
 @contextmanager
@@ -59,15 +66,37 @@ def own_size(model: nn.Module) -> tuple[int, int, int]:
     >>> own_size(timm.create_model("test_vit", img_size=64, in_chans=1))
     (1, 64, 64)
     """
-    channels, *native = timm_config(model).get("input_size") or (3, 224, 224)
-    height, width = getattr(getattr(model, "patch_embed", None), "img_size", None) or native
+    channels, *native = input_size(model)
+    height, width = embedded_size(model) or native
     convolutions = (module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
     return getattr(model, "in_chans", None) or next(convolutions, channels), height, width
+
+
+def input_size(model: nn.Module) -> Sequence[int]:
+    """Channels, height and width according to timm's configuration; timm's usual ones if there is none."""
+    size = timm_config(model).get("input_size") or (3, 224, 224)
+    if not isinstance(size, Sequence) or len(size) != 3:
+        raise ValueError(f"input_size in the model's pretrained_cfg must be (channels, height, width), got {size!r}")
+    return size
+
+
+def embedded_size(model: nn.Module) -> Sequence[int] | None:
+    """Height and width of the images that a model cuts into patches, if it says so; one number stands for both."""
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    size = (size, size) if isinstance(size, int) else size
+    if size is not None and (not isinstance(size, Sequence) or len(size) != 2):
+        raise ValueError(f"img_size of the model's patch_embed must be (height, width), got {size!r}")
+    return size
 
 
 def has_numbers(tensor: Tensor) -> bool:
     """Whether there is something in a tensor, unlike on the meta device and under ``FakeTensorMode``."""
     return not tensor.is_meta and not isinstance(tensor, FakeTensor)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has all its numbers in one place, unlike sparse, nested and MKL-DNN's tensors."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def check_default_device() -> None:
@@ -153,6 +182,9 @@ class Remembered:
     """What a module keeps as an attribute but does not compute with: the copies made here share it."""
 
 
+SHARED = (Remembered, type(threading.Lock()), type(threading.RLock()))  # nor can locks be copied
+
+
 def sharing_copy(model: nn.Module) -> nn.Module:
     """Copy a network's modules in evaluation mode, sharing its tensors: nothing large is copied."""
     return _copy(model, lambda tensor: tensor)
@@ -200,7 +232,7 @@ def _copy(model: nn.Module, instead: Callable[[Tensor], Tensor]) -> nn.Module:
                 memo[id(value)] = own
                 if hooks := lasting_hooks(value):
                     tables.append((own, hooks))
-            elif isinstance(value, Remembered):
+            elif isinstance(value, SHARED):
                 memo[id(value)] = value
     with _Detaching():
         copied = copy.deepcopy(model, memo)

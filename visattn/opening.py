@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.arguments import Device
-from visattn.modules import own_size, timm_config, underlying, why_refused
+from visattn.modules import NOT_DENSE, is_dense, own_size, timm_config, underlying, why_refused
 
 if TYPE_CHECKING:
     from visattn.data.images import InMemory
@@ -94,6 +94,8 @@ def _refuse(what: str, why: str) -> NoReturn:
 
 
 def _normalised(image: Tensor) -> Iterable[Tensor]:
+    if not is_dense(image):
+        raise TypeError(f"a tensor of images must be dense, got {NOT_DENSE}: call to_dense(), or stack them")
     if image.ndim not in (3, 4) or not image.is_floating_point():
         raise TypeError(
             f"a tensor must be normalised floating-point numbers (C, H, W) or (B, C, H, W), got {image.dtype} "

@@ -66,7 +66,8 @@ class DecisionModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._kept: list[Decision] = []
-        self._pass: ReferenceType[Pass] | None = None  # in which they were made
+        self._pass: ReferenceType[Pass] | None = None  # in which they were made,
+        self._images: int | None = None  # and of how many images, if that is known
 
     @property
     def decision(self) -> Decision | None:
@@ -88,23 +89,36 @@ class DecisionModule(nn.Module):
             if now is None or self._pass is None or self._pass() is not now:
                 self._kept.clear()
                 self._pass = None if now is None else ref(now)
+                self._images = None if now is None else now.images
         self._kept.append(decision)
 
     def take(self) -> list[Decision]:
         """Take the decisions of the last pass, in order; each can be taken once."""
-        decisions, self._kept, self._pass = self._kept, [], None
+        decisions, self._kept, self._pass, self._images = self._kept, [], None, None
         return decisions
+
+    def check_reward(self, reward: Tensor) -> None:
+        """Raise if there are decisions for another number of images than rewards."""
+        if self._kept and self._images not in (None, len(reward)):
+            raise ValueError(f"the reward must be (B,), one number per image: {len(reward)} for {self._images} images")
 
     def observe(self, reward: Tensor) -> None:
         """Receive the mean reward of the batch over all processes, for baselines that are not networks."""
 
     def __getstate__(self) -> dict[str, Any]:
         # A decision is part of one step's graph, which cannot be copied.
-        return {**self.__dict__, "_kept": [], "_pass": None}
+        return {**self.__dict__, "_kept": [], "_pass": None, "_images": None}
 
 
+@dataclass(eq=False)
 class Pass:
-    """A forward pass of the outermost model; exists while it runs."""
+    """A forward pass of the outermost model; exists while it runs.
+
+    Args:
+        images: how many it was given, if that is known.
+    """
+
+    images: int | None
 
 
 def _running_pass() -> Pass | None:
@@ -117,8 +131,12 @@ def _running_pass() -> Pass | None:
     while frame is not None:
         outermost = frame if frame.f_code is nn.Module.__call__.__code__ else outermost
         frame = frame.f_back
-    handed_on = outermost and outermost.f_locals.get("kwargs")
-    return None if handed_on is None else handed_on.setdefault("pass of visattn", Pass())
+    given = {} if outermost is None else outermost.f_locals
+    handed_on = given.get("kwargs")
+    if handed_on is None:
+        return None
+    first = next((x for x in given["args"] if isinstance(x, Tensor) and x.ndim), None)
+    return handed_on.setdefault("pass of visattn", Pass(None if first is None else len(first)))
 
 
 def take_decisions(model: nn.Module) -> list[Decision]:
@@ -181,6 +199,9 @@ def policy_term(model: nn.Module, reward: Tensor, *, mean: Tensor | float | None
         raise ValueError(f"the reward must be (B,), one number per image, got {tuple(reward.shape)}")
     reward = _finite("reward", reward.detach().float())
     mean = reward.mean() if mean is None else _finite("mean", _number(mean))
+    for module in model.modules():
+        if isinstance(module, DecisionModule):
+            module.check_reward(reward)
     term = reward.new_zeros(())
     for decision in take_decisions(model):
         term = term + policy_loss(_by_image(decision, len(reward)), reward)

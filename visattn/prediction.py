@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from visattn.core.arguments import at_least_one
 from visattn.heatmaps.targets import check_order, class_names
+from visattn.heatmaps.watch.cache import is_sharded
+from visattn.heatmaps.watch.inspection import own_copy
 from visattn.missing import saying_what_to_install
 from visattn.models.refusals import refusal
-from visattn.modules import check_default_device, evaluating, sharing_copy, underlying
+from visattn.modules import check_default_device, evaluating, underlying
 from visattn.opening import Picture, image_inputs, open_given
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ class Predictor:
     """
 
     def __init__(self, model: nn.Module, classes: Sequence[str] | None, top: int) -> None:
-        if getattr(model, "num_classes", None) == 0:
+        if getattr(underlying(model), "num_classes", None) == 0:
             raise ValueError("the model has no classes (num_classes=0): give it a classifier")
         if classes is not None:
             check_order(classes)
@@ -161,9 +163,6 @@ class Predictor:
 
 def _in_evaluation(model: nn.Module) -> nn.Module:
     """Return the model, or a copy in evaluation mode that shares its weights if it is in training mode."""
-    if not any(module.training for module in model.modules()):
+    if not any(module.training for module in model.modules()) or is_sharded(model):
         return model
-    try:
-        return sharing_copy(underlying(model))
-    except Exception:  # copying a network can raise anything
-        return model
+    return own_copy(underlying(model))

@@ -111,6 +111,12 @@ def with_config(config):
     return model
 
 
+def with_size(size):
+    model = vit()
+    model.patch_embed.img_size = size
+    return model
+
+
 def explain_fake(model):
     """Explain a network, or an image, of tensors without numbers."""
     real = timm.create_model("test_resnet").eval()
@@ -157,10 +163,51 @@ HOOKS = {
 
 REFUSALS = [error("boom") for error in (KeyError, IndexError, AttributeError, ZeroDivisionError, AssertionError)]
 REFUSALS.append(RuntimeError("boom\n" * 300))
+NOT_DENSE = {
+    "sparse": IMAGES.to_sparse,
+    "nested": lambda: torch.nested.nested_tensor(list(IMAGES), layout=torch.jagged),
+    "MKL-DNN's": IMAGES.to_mkldnn,
+}
+
+
+class Unfinished(nn.Module):
+    """A classifier with something that cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = timm.create_model("test_resnet", num_classes=3)
+        self.batches = (batch for batch in ())
+
+    def forward(self, x):
+        """Logits."""
+        return self.model(x)
+
+
 NO_IMAGES = [None, "a.png", np.zeros((3, 64, 64), np.float32), [IMAGES], Image.new("RGB", (64, 64)), IMAGES.bool(),
              IMAGES.to(torch.complex64), IMAGES[None], IMAGES[0, 0], IMAGES.to_sparse()]  # fmt: skip
 
 CASES = [
+    *(
+        Call(
+            f"{name}, a network that cannot be copied",
+            lambda ask=ask: ask(Unfinished()),
+            "the model cannot be copied, and others may be using it (cannot pickle 'generator' object)",
+        )
+        for name, ask in {
+            "explain": lambda model: visattn.explain(model, IMAGES, "gradcam"),
+            "list_methods": lambda model: visattn.list_methods(model, IMAGES),
+            "predict": lambda model: visattn.predict(model, IMAGES),
+        }.items()
+    ),
+    *(
+        Call(f"{name}, {kind} images", lambda ask=ask, make=make: ask(Returning(lambda x: x), make()), says, TypeError)
+        for name, (ask, says) in {
+            "explain": (visattn.explain, "got a tensor that is not dense"),
+            "predict": (visattn.predict, "a tensor of images must be dense"),
+            "evaluate": (visattn.evaluate, "a tensor of images must be dense"),
+        }.items()
+        for kind, make in NOT_DENSE.items()
+    ),
     *(
         Call(
             f"a {name} hook that raises",
@@ -168,6 +215,18 @@ CASES = [
             says,
         )
         for name, (register, says) in HOOKS.items()
+    ),
+    *(
+        Call(f"images of the size {size!r}", lambda size=size: visattn.list_methods(with_size(size)), "img_size of the")
+        for size in ((160,), "160", 160.0)
+    ),
+    *(
+        Call(
+            f"an input size of {size!r}",
+            lambda size=size: visattn.list_methods(with_config({"input_size": size})),
+            "input_size in the model's pretrained_cfg must be (channels, height, width)",
+        )
+        for size in (64, (3, 64))
     ),
     Call(
         "predict, a configuration that is a word",

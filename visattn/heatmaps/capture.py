@@ -97,7 +97,8 @@ class Maps(Mapping[str, Tensor]):
     def gradients(self, score: Tensor) -> dict[str, Tensor]:
         """The derivative of a scalar with respect to every map, by name.
 
-        It is exact for fused attention too, where the maps are not part of the model's graph.
+        It is exact for fused attention too, where the maps are not part of the model's graph. A scalar that depends on
+        none of them, such as one of an earlier pass, raises.
         """
         calls = {name: self._calls[name] for name in self}
         leaves = [call.leaf() for call in calls.values()]
@@ -108,6 +109,11 @@ class Maps(Mapping[str, Tensor]):
                     "images or weights that require gradients, and without reentrant checkpointing"
                 )
         found = torch.autograd.grad(score, leaves, retain_graph=True, allow_unused=True)
+        if found and all(gradient is None for gradient in found):
+            raise ValueError(
+                "the score depends on none of the maps, which are those of the last forward pass: compute it from "
+                "that pass, or capture each pass in a block of its own"
+            )
         with full_precision(score.device):
             return {
                 name: torch.zeros_like(self[name]) if gradient is None else call.gradient(gradient)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from visattn.heatmaps.balanced.mode import check_not_balanced
 from visattn.models.refusals import refusal
 from visattn.modules import (
+    NOT_DENSE,
     check_default_device,
     fixed_batch,
     has_numbers,
+    is_dense,
     is_of_others,
     timm_config,
     underlying,
@@ -39,9 +41,8 @@ def as_batch(model: nn.Module, x: Tensor) -> Tensor:
     """The images as (B, C, H, W), on the model's device and of its type."""
     got = type(x).__name__
     if isinstance(x, Tensor):
-        dense = x.layout is torch.strided and not x.is_nested
-        got = f"{x.dtype} {tuple(x.shape)}" if dense else "a tensor that is not dense"
-    if not isinstance(x, Tensor) or not dense or x.ndim not in (3, 4) or not x.is_floating_point():
+        got = f"{x.dtype} {tuple(x.shape)}" if is_dense(x) else NOT_DENSE
+    if not isinstance(x, Tensor) or not is_dense(x) or x.ndim not in (3, 4) or not x.is_floating_point():
         raise TypeError(f"x is an image (C, H, W) or a batch (B, C, H, W) of floating-point numbers, got {got}")
     x = x[None] if x.ndim == 3 else x
     if len(x) == 0:
@@ -64,7 +65,8 @@ def displayable(model: nn.Module, images: Tensor) -> Tensor:
     images = images.detach().float().cpu()
     config = timm_config(model)
     mean, std = config.get("mean"), config.get("std")
-    if mean and std and len(mean) == images.shape[1] and (images.min() < 0 or images.max() > 1):
+    known = all(isinstance(each, Sequence) and len(each) == images.shape[1] for each in (mean, std))
+    if known and (images.min() < 0 or images.max() > 1):
         images = images * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     outside = (low < -0.05) | (high > 1.05)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.watch.cache import cached
 from visattn.listing import shown
-from visattn.modules import timm_config
+from visattn.modules import timm_config, underlying
 from visattn.registry import suggest
 
 Class: TypeAlias = int | str | Sequence[int | str] | Tensor | None
@@ -34,7 +34,7 @@ def number_of_classes(model: nn.Module, images: Tensor) -> int:
 
 def class_names(number: int, model: nn.Module | None = None) -> tuple[str, ...] | None:
     """The class names stored with a model, or ImageNet's if the number of classes matches."""
-    config = timm_config(model)
+    config = {} if model is None else timm_config(underlying(model))
     own = tuple(config.get("label_names") or ())
     return own if len(own) == number > 0 else _imagenet(number)
 

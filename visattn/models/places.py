@@ -19,7 +19,7 @@ from visattn.models.refusals import failed_block
 from visattn.models.resnet import paper_places
 from visattn.models.survey import Survey, survey
 from visattn.models.wrapper import replace_slot
-from visattn.modules import HookOfThread, has_numbers, timm_config, why_refused, zeros_copy
+from visattn.modules import HookOfThread, embedded_size, has_numbers, input_size, why_refused, zeros_copy
 from visattn.registry import suggest
 
 
@@ -42,13 +42,10 @@ def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
 
 def example_images(model: nn.Module) -> Iterator[Tensor]:
     """Images of the sizes that a network was probably made for, the likeliest first."""
-    config = timm_config(model)
-    channels, height, width = config.get("input_size") or (3, 224, 224)
+    channels, *native = input_size(model)
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    embedding = getattr(model, "patch_embed", None)
-    sizes = [getattr(embedding, "img_size", None), (height, width)]
     like = next(model.parameters(), torch.empty(()))
-    for size in sizes:
+    for size in (embedded_size(model), native):
         for depth in (channels, first.in_channels if first is not None else channels):
             if size is not None:
                 generator = torch.Generator().manual_seed(0)

@@ -14,8 +14,8 @@ from visattn.core.arguments import at_least_one
 from visattn.heatmaps.aim import class_scores
 from visattn.heatmaps.inputs import as_batch, inspectable
 from visattn.heatmaps.targets import Class, class_names, resolve
+from visattn.heatmaps.watch.inspection import own_copy
 from visattn.models.refusals import refusal
-from visattn.modules import sharing_copy, why_refused
 from visattn.scoring.fills import Filler
 from visattn.scoring.ranking import Removal
 
@@ -169,14 +169,6 @@ class Engine:
     def _answers(logits: Tensor, target: Tensor) -> Answers:
         probability = logits.softmax(1).gather(1, target[:, None])[:, 0]
         return Answers(probability, logits.argmax(1) == target)
-
-
-def own_copy(model: nn.Module) -> nn.Module:
-    """A copy with the same weights in evaluation mode, since others may be using the model."""
-    try:
-        return sharing_copy(model)
-    except Exception as error:  # what is in a network can refuse to be copied in any way it likes
-        raise ValueError(f"the model cannot be copied, and others may be using it ({why_refused(error)})") from error
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from visattn.core.arguments import Device, at_least_one, checked_seed, functions, list_of_names, whole, yes_or_no
 from visattn.heatmaps import METHODS, best_method, fitting_methods, list_methods
@@ -14,7 +14,7 @@ from visattn.heatmaps.methods.base import AUTO, check_method
 from visattn.heatmaps.targets import Class
 from visattn.listing import shown
 from visattn.models.saving.saved import Trained
-from visattn.modules import check_default_device
+from visattn.modules import NOT_DENSE, check_default_device, is_dense
 from visattn.opening import open_given, own_preparation
 from visattn.scoring.engine import Engine
 from visattn.scoring.fills import FILLS, black_of
@@ -97,6 +97,8 @@ def evaluate(
         if note is not None:
             note(what, why)
 
+    if isinstance(data, Tensor) and not is_dense(data):
+        raise TypeError(f"a tensor of images must be dense, got {NOT_DENSE}: call to_dense(), or stack them")
     trained, prepared = open_given(model, device, preparation)
     pictures = load_pictures(data, masks, lambda: prepared or own_preparation(trained.model), number, leave_out)
     black = None if prepared is None else black_of(prepared)

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visattn.heatmaps.watch.inspection import own_copy
 from visattn.listing import evenly
-from visattn.scoring.engine import own_copy
 
 RADIUS = 0.02  # of the noise in normalised input
 DRAWS = 4

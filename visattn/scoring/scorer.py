@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from visattn.heatmaps import Explanation, explain
-from visattn.scoring.engine import Engine, own_copy
+from visattn.heatmaps.watch.inspection import own_copy
+from visattn.scoring.engine import Engine
 from visattn.scoring.faithfulness import FAITHFULNESS, drop_and_increase, evenly_spaced, probabilities
 from visattn.scoring.localisation import LOCALISATION
 from visattn.scoring.metrics import MASKED, METRICS

@@ -104,7 +104,7 @@ def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tenso
 
 
 # What works in place and has no method that does not.
-WITHOUT_METHOD: dict[str, Callable[..., Tensor]] = {"__setitem__": _with_item, "copy": _copied}
+WITHOUT_METHOD: dict[str, Callable[..., Tensor]] = {"__setitem__": _with_item, "copy": _copied, "fill": torch.fill}
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:

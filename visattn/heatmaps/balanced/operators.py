@@ -77,8 +77,8 @@ BIASED = {
 
 # Affine: with zeros in the place of what depends on the image, the constant is left.
 AFFINE = _names(
-    "__setitem__ add cat copy index_add index_copy index_put masked_fill masked_scatter pad rsub scatter scatter_add "
-    "stack sub where"
+    "__setitem__ add cat copy fill index_add index_copy index_put masked_fill masked_scatter pad rsub scatter "
+    "scatter_add stack sub where"
 )
 
 # The arguments are an addend and two factors.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from types import NoneType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from visattn.modules import lasting_hooks
 
 T = TypeVar("T")
+PLAIN = (bool, int, float, str, NoneType)
 
 _known: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
 _originals: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # copy -> weak reference
@@ -31,16 +33,32 @@ def cached(model: nn.Module, images: Tensor, what: str, find: Callable[[], T]) -
     """
     model = original(model)
     known = _known.setdefault(model, {})
-    structure = hash(tuple((id(module), len(lasting_hooks(module._forward_hooks))) for module in model.modules()))
+    structure = [_described(module) for module in model.modules()]
     key = what, tuple(images.shape[1:])
-    if key not in known or (known[key][0] != structure and not _is_sharded(model)):
+    if key not in known or (known[key][0] != structure and not is_sharded(model)):
         known[key] = structure, find()
     return known[key][1]
 
 
-def _is_sharded(model: nn.Module) -> bool:
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the weights of a network are spread over several devices, so that it cannot be copied."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
+
+
+def _described(module: nn.Module) -> tuple[Any, ...]:
+    """A module and what may decide what it does: its hooks, its settings and the shapes of its weights.
+
+    A weak reference is equal to another of the same module only: an address can be that of a later module.
+    """
+    settings = [(name, value) for name, value in vars(module).items() if name != "training" and _is_plain(value)]
+    shapes = [None if each is None else each.shape for each in module._parameters.values()]
+    return weakref.ref(module), len(lasting_hooks(module._forward_hooks)), settings, shapes
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be compared, and refers to nothing."""
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, PLAIN)
 
 
 def note_original(copied: nn.Module, model: nn.Module) -> None:

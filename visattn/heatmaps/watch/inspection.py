@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from visattn.heatmaps.watch.cache import cached, note_original
-from visattn.modules import evaluating, sharing_copy, uncompiled, weightless_copy
+from visattn.heatmaps.watch.cache import cached, is_sharded, note_original
+from visattn.modules import evaluating, sharing_copy, uncompiled, weightless_copy, why_refused
 
 
 @contextmanager
@@ -19,22 +19,29 @@ def inspection_copy(model: nn.Module) -> Iterator[nn.Module]:
     """A stand-in for a model: in evaluation mode, uncompiled and differentiable.
 
     It is a copy that shares the weights, so that hooks, modes and whatever else a method does to it are invisible to
-    others who use the model. Only a network that cannot be copied, such as one with sharded weights, is run itself.
+    others who use the model. Only one with sharded weights, which cannot be copied, is run itself.
     """
     with torch.inference_mode(False):
-        try:
-            own = sharing_copy(model)
-        except Exception:  # what is in a network can refuse to be copied in any way it likes
-            own = model
-        if own is not model:
-            _uncompile_parts(own)
-            _disable_checkpointing(own)
-            own.register_forward_pre_hook(_with_own_images)
-            note_original(own, model)
-            yield own
-        else:
+        if is_sharded(model):
             with evaluating(model), uncompiled(model):
                 yield model
+            return
+        own = own_copy(model)
+        _uncompile_parts(own)
+        _disable_checkpointing(own)
+        own.register_forward_pre_hook(_with_own_images)
+        note_original(own, model)
+        yield own
+
+
+def own_copy(model: nn.Module) -> nn.Module:
+    """A copy that shares the weights, as :func:`sharing_copy` makes it; a network that cannot be copied raises."""
+    try:
+        return sharing_copy(model)
+    except Exception as error:  # what is in a network can refuse to be copied in any way it likes
+        raise ValueError(
+            f"the model cannot be copied, and others may be using it ({why_refused(error)}): keep that outside of it"
+        ) from error
 
 
 def _with_own_images(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from visattn.models.wrapper import plain_name
-from visattn.modules import HookOfThread, in_backward
+from visattn.modules import NO_TASK, HookOfThread, backward_task
 
 CALLING = nn.Module.__call__.__code__.co_filename  # the code that calls a module's forward and its hooks
 COMPILED = re.compile(r"^_orig_mod(\.|$)")  # what torch.compile puts before the names of modules
@@ -62,6 +62,11 @@ class Passes:
         self._seen: dict[str, int] = {}  # layers that reported attention, and in which call
         self._hidden: dict[str, str] = {}  # what layers did that hides their weights
         self._reports: list[int] = []
+        self._tasks = (NO_TASK, backward_task())  # a hook on a gradient may watch passes of its own
+
+    def _recomputes(self) -> bool:
+        """Whether a gradient is being computed: what runs now only recomputes what was not stored."""
+        return backward_task() not in self._tasks
 
     def hooks(self, module: nn.Module) -> list[Any]:
         """Follow a module; handles to remove."""
@@ -71,12 +76,12 @@ class Passes:
             raise ValueError(f"{what} cannot be looked into: give the network from before torch.jit")
 
         def enter(_module: nn.Module, _args: Any) -> None:
-            if not self._running and not in_backward():
+            if not self._running and not self._recomputes():
                 self._called_from_outside(itself=not name)
             self._running.append(name)
 
         def finish(module: nn.Module, _args: Any, _output: Any) -> None:
-            if not in_backward():
+            if not self._recomputes():
                 self._ran[name] = module, self._call
             if not name and len(self._running) == 1:
                 self.check()
@@ -92,7 +97,7 @@ class Passes:
 
     def layer(self) -> str | None:
         """The name of the module that is running; None if what is running is no part of the model."""
-        if in_backward():
+        if self._recomputes():
             return None
         another = False  # some module that is no part of the model
         frame: FrameType | None = sys._getframe(1)

@@ -42,6 +42,7 @@ NORMS = frozenset({
 })  # fmt: skip
 REDUCTIONS = frozenset({"mean", "amax", "amin", "sum", "logsumexp"})
 POOLS = frozenset({"max_pool2d_with_indices", "avg_pool2d", "max_pool2d"})
+ADAPTIVE_POOLS = frozenset({"adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d"})
 UPSAMPLING = frozenset({"upsample_nearest2d", "upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_bicubic2d"})
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
@@ -121,8 +122,8 @@ class Tracing(TorchDispatchMode):
             kernel, stride, padding = _pair(args[1]), _pair(args[2] if len(args) > 2 else []), _pair(_get(args, 3, 0))
             dilation = _pair(_get(args, 4, 1)) if name.startswith("max") else (1, 1)
             self._centres(args[0], first, kernel, stride or kernel, padding, dilation)
-        elif name in ("adaptive_avg_pool2d", "_adaptive_avg_pool2d"):
-            self.shadows[output] = self._both(args[0], lambda s: F.adaptive_avg_pool2d(s, output.shape[-2:]))
+        elif name in ADAPTIVE_POOLS:
+            self.shadows[first] = self._both(args[0], lambda s: F.adaptive_avg_pool2d(s, first.shape[-2:]))
         elif name in UPSAMPLING:
             size = tuple(output.shape[-2:])
             self.shadows[output] = self._both(args[0], lambda s: F.interpolate(s, size, mode="nearest-exact"))
@@ -254,7 +255,8 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _pair(value: Any) -> tuple[int, ...]:
-    return (value, value) if isinstance(value, int) else tuple(value)
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * 2 if len(values) == 1 else values
 
 
 def _get(args: Any, position: int, default: Any) -> Any:
