@@ -272,7 +272,7 @@ def test_what_needs_too_much_memory_is_left_out(capsys):
 
 
 def test_a_plugin_s_block_may_raise_anything(monkeypatch):
-    monkeypatch.setattr("visattn.cost.blocks.create_block", lambda *_: 1 / 0)
+    monkeypatch.setattr("visattn.cost.blocks.create_block", lambda *_, **__: 1 / 0)
     found = bench_blocks("se", "2x8x4x4", mode="eval", repeats=1)
     assert found.left_out == (("se at 2 x 8 x 4 x 4, eval, fp32, nchw", "ZeroDivisionError division by zero"),)
     assert "left out: se" in str(found)

@@ -114,8 +114,6 @@ FLAGS = [
     ("model: 'local-dir:runs/evil'\n", "unknown model 'local-dir:runs/evil'"),
     ("model: resnet18\nmodel_options: {pretrained: true}\n", "cannot set 'pretrained'"),
     ("model: resnet18\nmodel_options: {checkpoint_path: forbidden.pth}\n", "cannot set 'checkpoint_path'"),
-    ("model: resnet18\nmodel_options: {pretrained_cfg: {file: forbidden.pth}}\n", "cannot set 'pretrained_cfg'"),
-    ("model: resnet18\nmodel_options: {pretrained_cfg_overlay: {file: forbidden.pth}}\n", "set 'pretrained_cfg_over"),
     ("model: resnet18\nmodel_options: {name: vit_tiny_patch16_224}\n", "cannot set 'name'"),
     ("model: resnet18\nmodel_options: {class_path: runs.evil.payload.Evil}\n", "cannot be built"),
     ("model: resnet18\nattn: se\nattn_options: {gate: {class_path: runs.evil.payload.Evil}}\n", "gate"),

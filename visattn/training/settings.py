@@ -39,8 +39,6 @@ MANAGED = {
     "scriptable": "a run trains models as they are",
     "exportable": "a run trains models as they are",
     "checkpoint_path": "use --pretrained",
-    "pretrained_cfg": "use --pretrained",
-    "pretrained_cfg_overlay": "use --pretrained",
 }
 
 
