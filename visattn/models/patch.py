@@ -220,9 +220,10 @@ class PatchBeitAttention(Patch, BeitAttention):
         return self._weights(x, None, self._bias(shared_rel_pos_bias))
 
     def _bias(self, shared: Tensor | None) -> Tensor | None:
-        if self.relative_position_bias_table is None:
-            return shared
-        return self._get_rel_pos_bias() if shared is None else self._get_rel_pos_bias() + shared
+        bias = shared
+        if self.relative_position_bias_table is not None:
+            bias = self._get_rel_pos_bias() if bias is None else self._get_rel_pos_bias() + bias
+        return bias
 
 
 def attention_for(module: Any, score: str | Score, distribution: str | Distribution, scope: str | Scope) -> Attention:

@@ -123,7 +123,8 @@ class Tracing(TorchDispatchMode):
             dilation = _pair(_get(args, 4, 1)) if name.startswith("max") else (1, 1)
             self._centres(args[0], first, kernel, stride or kernel, padding, dilation)
         elif name in ADAPTIVE_POOLS:
-            self.shadows[first] = self._both(args[0], lambda s: F.adaptive_avg_pool2d(s, first.shape[-2:]))
+            height, width = first.shape[-2:]
+            self.shadows[first] = self._both(args[0], lambda s: F.adaptive_avg_pool2d(s, (height, width)))
         elif name in UPSAMPLING:
             size = tuple(output.shape[-2:])
             self.shadows[output] = self._both(args[0], lambda s: F.interpolate(s, size, mode="nearest-exact"))
