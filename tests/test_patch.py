@@ -7,6 +7,7 @@ import pytest
 import timm
 import timm.layers
 import torch
+from torch import nn
 
 import visattn
 from tests.models import model_and_images
@@ -177,3 +178,60 @@ def test_mistakes_are_explained():
         visattn.attach(model, "patch")
     with pytest.raises(ValueError, match="has no attention that patch attention can replace"):
         visattn.attach(timm.create_model("test_resnet"), "patch")
+
+
+class Shifted(nn.Module):
+    """A layer in the place of another, as LoRA's: the weight alone does not say what it computes."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.shift = layer, nn.Parameter(torch.full((layer.out_features,), 0.5))
+
+    def forward(self, x):
+        """The layer, and more."""
+        return self.layer(x) * self.shift
+
+
+@pytest.mark.parametrize("name", ["test_vit", "beit_base_patch16_224", "eva02_tiny_patch14_224"])
+def test_the_projection_is_called(name):
+    model, x = model_and_images(name, 1, depth=1)
+    visattn.attach(model, "patch")
+    before, calls = model(x), []
+    projection = model.blocks[0].attn.qkv or model.blocks[0].attn.q_proj
+    projection.register_forward_hook(lambda *_: calls.append(1))
+    model(x)
+    assert calls == [1]
+    part = "qkv" if model.blocks[0].attn.qkv is not None else "v_proj"
+    setattr(model.blocks[0].attn, part, Shifted(getattr(model.blocks[0].attn, part)))
+    assert not torch.allclose(model(x), before)
+
+
+@pytest.mark.parametrize("name", ["test_vit", "beit_base_patch16_224", "eva02_tiny_patch14_224"])
+def test_attention_returns_the_weights_of_the_forward_pass(name):
+    model, x = model_and_images(name, 1, depth=1)
+    visattn.attach(model, "patch", score="cosine")
+    attn, seen = model.blocks[0].attn, []
+    if name.startswith("beit"):
+        torch.nn.init.normal_(attn.relative_position_bias_table)
+        torch.nn.init.normal_(attn.q_bias)
+
+    def note(module, args, kwargs, _output):
+        seen.append(module.attention(*args, **kwargs))
+
+    attn.register_forward_hook(note, with_kwargs=True)
+    with torch.no_grad(), visattn.capture(model) as maps:
+        model(x)
+    torch.testing.assert_close(seen[0], next(iter(maps.values())))
+
+
+def test_masks_are_part_of_the_weights():
+    ours, x = PatchAttention(64, 4), torch.randn(2, 10, 64)
+    assert ours.attention(x, is_causal=True).triu(1).eq(0).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz.*")
+def test_quantised_layers_stay_in_use():
+    model, x = model_and_images("test_vit", 1)
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    before = quantised(x)
+    torch.testing.assert_close(visattn.attach(quantised, "patch")(x), before)

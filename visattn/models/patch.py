@@ -89,11 +89,10 @@ class Patch(nn.Module):
     def _project(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, heads, N, d)."""
         if self.qkv is not None:
-            bias = self.qkv.bias
+            qkv = self.qkv(x)
             if getattr(self, "q_bias", None) is not None:
-                bias = torch.cat([self.q_bias, self.k_bias, self.v_bias])
-            qkv = F.linear(x, self.qkv.weight, bias).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-            query, key, value = qkv.unbind(0)
+                qkv = qkv + torch.cat([self.q_bias, self.k_bias, self.v_bias]).to(qkv.dtype)
+            query, key, value = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         else:
             projections = self.q_proj, self.k_proj, self.v_proj
             heads = self.num_heads, *[getattr(self, "num_kv_heads", self.num_heads)] * 2
@@ -127,10 +126,9 @@ class Patch(nn.Module):
                 out = out * self.gate(x).sigmoid()
         return self.proj_drop(self.proj(out))
 
-    def attention(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
-        """The weights (B, heads, N, N), prefix tokens included."""
+    def _weights(self, x: Tensor, rope: Tensor | None, bias: Tensor | None) -> Tensor:
         query, key, _ = self._project(x, rope)
-        return self.visattn.head_weights(query, key)
+        return self.visattn.head_weights(query, key, bias)
 
 
 def _as_bias(mask: Tensor | None, is_causal: bool, x: Tensor) -> Tensor | None:
@@ -173,6 +171,10 @@ class PatchAttention(Patch, TimmAttention):
         """(B, N, dim) -> (B, N, dim)."""
         return self._attend(x, None, _as_bias(attn_mask, is_causal, x))
 
+    def attention(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """The weights (B, heads, N, N) of a forward pass, prefix tokens included."""
+        return self._weights(x, None, _as_bias(attn_mask, is_causal, x))
+
 
 class PatchAttentionRope(Patch, AttentionRope):
     """A drop-in for timm's ``AttentionRope``."""
@@ -182,6 +184,12 @@ class PatchAttentionRope(Patch, AttentionRope):
     ) -> Tensor:
         """(B, N, dim) -> (B, N, dim)."""
         return self._attend(x, rope, _as_bias(attn_mask, is_causal, x))
+
+    def attention(
+        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """The weights (B, heads, N, N) of a forward pass, prefix tokens included."""
+        return self._weights(x, rope, _as_bias(attn_mask, is_causal, x))
 
 
 class PatchEvaAttention(Patch, EvaAttention):
@@ -193,21 +201,34 @@ class PatchEvaAttention(Patch, EvaAttention):
         """(B, N, dim) -> (B, N, dim)."""
         return self._attend(x, rope, _as_bias(attn_mask, is_causal, x))
 
+    def attention(
+        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """The weights (B, heads, N, N) of a forward pass, prefix tokens included."""
+        return self._weights(x, rope, _as_bias(attn_mask, is_causal, x))
+
 
 class PatchBeitAttention(Patch, BeitAttention):
     """A drop-in for the attention of timm's BEiT, with its relative position bias."""
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         """(B, N, dim) -> (B, N, dim)."""
-        bias = shared_rel_pos_bias
-        if self.relative_position_bias_table is not None:
-            bias = self._get_rel_pos_bias() if bias is None else self._get_rel_pos_bias() + bias
-        return self._attend(x, None, bias)
+        return self._attend(x, None, self._bias(shared_rel_pos_bias))
+
+    def attention(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+        """The weights (B, heads, N, N) of a forward pass, prefix tokens included."""
+        return self._weights(x, None, self._bias(shared_rel_pos_bias))
+
+    def _bias(self, shared: Tensor | None) -> Tensor | None:
+        if self.relative_position_bias_table is None:
+            return shared
+        return self._get_rel_pos_bias() if shared is None else self._get_rel_pos_bias() + shared
 
 
 def attention_for(module: Any, score: str | Score, distribution: str | Distribution, scope: str | Scope) -> Attention:
     """The attention that takes the place of a timm module's own."""
     weight = module.proj.weight
+    weight = weight if isinstance(weight, Tensor) else torch.empty(())  # of a quantised layer it is a method
     return Attention(
         module.proj.in_features,
         score=score,

@@ -167,7 +167,7 @@ def _unread(shadow: nn.Module, shape: Sequence[int], places: Sequence[Place]) ->
         return lambda _module, _args, output: replace_slot(output, place.index, own_tensor)
 
     for place in places:
-        shadow.get_submodule(place.name).register_forward_hook(HookOfThread(tap(place)))
+        shadow.get_submodule(place.name).register_forward_hook(HookOfThread(tap(place)), prepend=True)
     like = next(shadow.parameters())
     image = torch.rand(1, *shape, generator=generator).to(like.device, like.dtype)
     with torch.enable_grad():

@@ -237,7 +237,7 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
     inner = tuple(f"{name}." for name in replacements(model))  # what a block is made of is its own affair
     for name, module in outer.items():
         hidden = NAME in name.split(".") or f"{name}.".startswith(scouts) or name.startswith(inner)
-        if name and not hidden:
+        if name and not hidden and not isinstance(module, torch.jit.ScriptModule):  # which take no hooks
             module.register_forward_hook(visit(name), with_kwargs=True)
     with torch.enable_grad():
         model(example)

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from visattn.models.image_shape import ImageShape
-from visattn.models.wrapper import NAME, Attached, WithAttention, plain_name, report_plain_keys
-from visattn.modules import underlying
+from visattn.models.wrapper import NAME, Attached, WithAttention, exchange_hooks, plain_name, report_plain_keys
+from visattn.modules import lasting_hooks, underlying
 
 log = logging.getLogger("visattn")
 
@@ -115,16 +115,17 @@ def unwrap(model: nn.Module) -> bool:
 def _bare(wrapper: WithAttention) -> nn.Module:
     """What a wrapper wraps, with the hooks that were put on the wrapper."""
     module = wrapper._wrapped
-    for name, hooks in vars(wrapper).items():
-        if "_hooks" not in name:
-            continue
-        own = vars(module)[name]
-        for key in [key for key, hook in hooks.items() if hook is report_plain_keys]:
-            del hooks[key]
-        if own:
-            own.update(hooks)
+    exchange_hooks(wrapper, module)
+    tables = {name: table for name, table in vars(wrapper).items() if "_hooks" in name}
+    every = {key: hook for table in tables.values() for key, hook in table.items() if callable(hook)}
+    passing = every.keys() - lasting_hooks(every).keys()  # of observers, who look at the module itself too
+    for name, table in tables.items():
+        for key in [key for key in table if key in passing or table[key] is report_plain_keys]:
+            del table[key]
+        if own := vars(module)[name]:
+            own.update(table)
         else:  # the table itself, from which handles remove their hooks
-            vars(module)[name] = hooks
+            vars(module)[name] = table
     if wrapper._is_full_backward_hook is not None:
         module._is_full_backward_hook = wrapper._is_full_backward_hook
     return module
