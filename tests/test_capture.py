@@ -377,3 +377,12 @@ def test_a_capture_can_be_used_again():
     for maps in (outer, inner):
         assert list(maps) == list(first)
         assert all(torch.equal(maps[name], first[name]) for name in maps)
+
+
+def test_a_layer_with_brackets_in_its_name():
+    model = nn.Sequential()
+    for name in ("a[0]", "a0"):
+        model.add_module(name, timm.layers.Attention(16, 2))
+    with visattn.capture(model, "a[0]") as maps:
+        model(torch.rand(1, 9, 16))
+    assert list(maps) == ["a[0]"]

@@ -26,12 +26,13 @@ from visattn.core.arguments import yes_or_no
 from visattn.models.arguments import PLACEMENT
 from visattn.models.image_shape import ImageShape
 from visattn.models.layout import Place
+from visattn.models.patch import Patch
 from visattn.models.places import choose, survey_places
 from visattn.models.replaced import check_known, restore_convolutions
 from visattn.models.survey import called
 from visattn.models.swapping import restore_attention, swap_attention
-from visattn.models.wrapper import Attached, WithAttention
-from visattn.models.wrapping import attachments, put_behind, take_away, unwrap, watched_image
+from visattn.models.wrapper import NAME, Attached, WithAttention
+from visattn.models.wrapping import attachments, put_behind, take_away, unwrap, unwrapped, watched_image
 from visattn.modules import check_default_device, evaluating, has_numbers, underlying, why_refused
 
 Init = Literal["identity", "paper"]
@@ -39,6 +40,7 @@ BlockLike = str | Callable[..., nn.Module]
 SMALL = 32  # side of a map that even attention between all pixels takes quickly
 
 
+@torch.inference_mode(False)  # in which autograd's graph cannot be read, and weights could never be trained
 def attach(
     model: nn.Module,
     block: BlockLike,
@@ -127,6 +129,9 @@ def attach_at(
         )
     occupied = attachments(model)
     for place in places:
+        layer = unwrapped(model.get_submodule(place.name))
+        if hasattr(layer, NAME) and not isinstance(layer, Patch):
+            raise ValueError(f"{place.name!r} has a part called {NAME!r}, where its blocks would be kept: rename that")
         if place.name in occupied and not stack:
             raise ValueError(f"{place.name!r} already has a block attached; stack=True puts another one behind it")
     tokens = any(place.layout.kind == "tokens" for place in places)
@@ -135,8 +140,7 @@ def attach_at(
             "no module of the network is given the image, so that the shape of its token maps is not known"
         )
     image = watched_image(model, entry) if tokens and entry else None
-    with torch.inference_mode(False):  # weights made in inference mode could never be trained
-        built = {place: _attached(model, block, place, init, options, image) for place, options in places.items()}
+    built = {place: _attached(model, block, place, init, options, image) for place, options in places.items()}
     for place, attached in built.items():
         put_behind(model, place.name, attached)
     return model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from timm.layers.attention import Attention as TimmAttention
@@ -25,7 +24,7 @@ from visattn.models.patch import (
 )
 from visattn.models.wrapper import plain_name
 from visattn.models.wrapping import watched_image
-from visattn.registry import suggest
+from visattn.registry import matching, suggest
 
 # Names for create_model: one choice differs from timm's attention.
 PATCH_ATTENTION: dict[str, dict[str, Any]] = {
@@ -83,7 +82,8 @@ def swap_attention(
         raise ValueError("at is empty: name at least one attention")
     chosen: set[str] = set()
     for pattern in patterns:
-        matches = {n for n in available if fnmatchcase(n, pattern) or fnmatchcase(n.rpartition(".")[0], pattern)}
+        meant = matching(pattern, modules)
+        matches = {name for name in available if name in meant or name.rpartition(".")[0] in meant}
         if not matches:
             raise ValueError(f"no attention matches {pattern!r}; there are: {', '.join(available)}")
         chosen |= matches
