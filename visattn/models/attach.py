@@ -32,7 +32,7 @@ from visattn.models.replaced import check_known, restore_convolutions
 from visattn.models.survey import called
 from visattn.models.swapping import restore_attention, swap_attention
 from visattn.models.wrapper import NAME, Attached, WithAttention
-from visattn.models.wrapping import attachments, put_behind, take_away, unwrap, unwrapped, watched_image
+from visattn.models.wrapping import all_or_nothing, attachments, image_shape, put_behind, unwrap, unwrapped, watch_image
 from visattn.modules import check_default_device, evaluating, has_numbers, underlying, why_refused
 
 Init = Literal["identity", "paper"]
@@ -89,19 +89,16 @@ def attach(
     places = choose(network, found, at)
     before = set(attachments(network))
     attach_at(network, block, dict.fromkeys(places, options), entry=found.entry, init=init, stack=stack)
-    try:
-        missed = set(attachments(network)) - before - called(network, found.input_shape)
-    except Exception as error:  # what a block does is its own affair
-        for place in places:
-            take_away(network, place.name)
-        raise ValueError(f"the network cannot be run with this block in it ({why_refused(error)})") from error
-    if missed:
-        for place in places:
-            take_away(network, place.name)
-        raise ValueError(
-            f"the network does not call {', '.join(map(repr, sorted(missed)))} as its own child (it keeps it in a "
-            "plain list, say, instead of an nn.ModuleList): a block there would have no effect"
-        )
+    with all_or_nothing(network, [place.name for place in places]):
+        try:
+            missed = set(attachments(network)) - before - called(network, found.input_shape)
+        except Exception as error:  # what a block does is its own affair
+            raise ValueError(f"the network cannot be run with this block in it ({why_refused(error)})") from error
+        if missed:
+            raise ValueError(
+                f"the network does not call {', '.join(map(repr, sorted(missed)))} as its own child (it keeps it in a "
+                "plain list, say, instead of an nn.ModuleList): a block there would have no effect"
+            )
     return model
 
 
@@ -139,8 +136,10 @@ def attach_at(
         raise ValueError(
             "no module of the network is given the image, so that the shape of its token maps is not known"
         )
-    image = watched_image(model, entry) if tokens and entry else None
+    image = image_shape(model, entry) if tokens and entry else None
     built = {place: _attached(model, block, place, init, options, image) for place, options in places.items()}
+    if image is not None and entry:
+        watch_image(model, entry, image)
     for place, attached in built.items():
         put_behind(model, place.name, attached)
     return model

@@ -96,8 +96,8 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
                 )
             if pattern in found.unclear:
                 problem = (
-                    f"{pattern!r} has maps of {times(found.unclear[pattern])}, of which nobody can tell which number is "
-                    "that of the channels: give example= images of another size"
+                    f"{pattern!r} has maps of {times(found.unclear[pattern])}, of which nobody can tell which number "
+                    "is that of the channels: give example= images of another size"
                 )
             if len(widths := found.widths().get(pattern, [])) > 1:
                 several = " and ".join(map(str, widths))

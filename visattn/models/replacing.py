@@ -89,10 +89,9 @@ def replace_at(
         if (problem := _problem(convolutions[name])) is not None:
             raise ValueError(f"{name!r} cannot be replaced: it {problem}")
     built = {name: _built(block, convolutions[name], options) for name, options in places.items()}
+    followed = {name: behind_convolution(model, name) if block in COMPLETE else [] for name in places}
     for name, new in built.items():
-        behind: list[tuple[nn.Identity, nn.Module]] = []
-        if block in COMPLETE:
-            behind = [(nn.Identity(), module) for module in behind_convolution(model, name)]
+        behind = [(nn.Identity(), module) for module in followed[name]]
         old = convolutions[name]
         exchange(model, old, new)
         for left, module in behind:

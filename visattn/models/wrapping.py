@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -62,12 +64,22 @@ def _plain_loaders(module: nn.Module) -> list[int]:
     return [key for key, hook in hooks.items() if getattr(hook, "hook", None) is _keep_when_absent]
 
 
-def take_away(model: nn.Module, place: str) -> None:
-    """Remove the last block at a place."""
-    wrapper = wrappers(model)[place]
-    del wrapper._modules[NAME][-1]  # type: ignore[union-attr, operator]
-    if not wrapper._blocks and wrapper._image is None:
-        exchange(model, wrapper, _bare(wrapper))
+@contextmanager
+def all_or_nothing(model: nn.Module, places: Iterable[str]) -> Iterator[None]:
+    """If what follows fails, remove the last block at each of these places, and all that was needed for it."""
+    try:
+        yield
+    except BaseException:
+        found = wrappers(model)
+        for place in places:
+            del found[place]._modules[NAME][-1]  # type: ignore[union-attr, operator]
+        used = {id(vars(module)["image"]) for module in model.modules() if "image" in vars(module)}
+        for wrapper in found.values():
+            if not wrapper._blocks and id(wrapper._image) not in used:
+                exchange(model, wrapper, _bare(wrapper))
+        for key in _plain_loaders(model) if not attachments(model) else ():
+            del model._load_state_dict_pre_hooks[key]
+        raise
 
 
 def exchange(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -77,12 +89,16 @@ def exchange(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
             parent._modules[child] = new
 
 
-def watched_image(model: nn.Module, entry: str) -> ImageShape:
-    """The shape of the images that a network is given, noted by the module that they go into."""
-    wrapper = _wrap(model, entry)
-    if wrapper._image is None:
-        wrapper._image = ImageShape()
-    return wrapper._image
+def image_shape(model: nn.Module, entry: str) -> ImageShape:
+    """The shape of the images that a network is given, which :func:`watch_image` has the module note they go into."""
+    module = model.get_submodule(entry)
+    noted = module._image if isinstance(module, WithAttention) else None
+    return ImageShape() if noted is None else noted
+
+
+def watch_image(model: nn.Module, entry: str, image: ImageShape) -> None:
+    """Have the module that the images go into note their shape."""
+    _wrap(model, entry)._image = image
 
 
 def entry_of(model: nn.Module, attached: Attached) -> str | None:
