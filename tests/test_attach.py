@@ -603,3 +603,75 @@ def test_a_block_has_the_precision_of_the_map_and_not_of_the_layer(name, at, dty
     visattn.attach(model, "se", at=at)
     assert torch.equal(model(images), before)
     assert {each.dtype for block in visattn.attachments(model).values() for each in block.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
+def test_blocks_go_to_the_same_places_in_inference_mode(name):
+    expected = visattn.attach(timm.create_model(name), "se")
+    listed = visattn.places(name)
+    with torch.inference_mode():
+        built = timm.create_model(name)
+        assert visattn.places(name) == listed
+        created = visattn.create_model(name, attn="se")
+    assert not any(parameter.is_inference() for parameter in created.parameters())
+    assert list(created.state_dict()) == list(visattn.create_model(name, attn="se").state_dict())
+    with torch.inference_mode():
+        visattn.attach(built, "se")
+    assert list(built.state_dict()) == list(expected.state_dict())
+
+
+def test_patch_attention_made_in_inference_mode_can_be_trained():
+    model = timm.create_model("test_vit")
+    with torch.inference_mode():
+        visattn.attach(model, "patch", score="general")
+    assert not any(parameter.is_inference() for parameter in model.parameters())
+
+
+class ChannelsLast(nn.Module):
+    """Maps of 8 x 8 pixels, for images of 32 x 32, with 8 channels, which come last."""
+
+    def __init__(self, fixed=False):
+        super().__init__()
+        self.fixed = fixed
+        self.first = nn.Conv2d(3, 8, 4, 4)
+        self.last = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))
+
+    def forward(self, x):
+        """(B, 8)."""
+        if self.fixed and x.shape[-1] != 32:
+            raise ValueError("images of 32 x 32")
+        return self.last(self.first(x).permute(0, 2, 3, 1)).mean((1, 2))
+
+
+def test_channels_are_told_from_rows_and_columns():
+    found = {row.name: row.layout for row in visattn.places(ChannelsLast(), image_size=32)}
+    assert found == {"first": "NCHW", "last.0": "NHWC", "last.1": "NHWC", "last": "NHWC"}
+    found = {row.name: row.layout for row in visattn.places(ChannelsLast(fixed=True), image_size=32)}
+    assert found == {"first": "NCHW", "last.0": "NHWC", "last.1": "NHWC"}
+
+
+def test_a_name_with_brackets_is_a_name():
+    model, x = nn.Sequential(), torch.rand(1, 3, 32, 32)
+    for name, channels in (("a[0]", 3), ("a0", 8)):
+        model.add_module(name, nn.Conv2d(channels, 8, 3, padding=1))
+    visattn.attach(model, "se", at="a[0]", example=x)
+    assert list(visattn.attachments(model)) == ["a[0]"]
+    visattn.detach(model)
+    visattn.replace(model, "mhsa", at="a[0]")
+    assert isinstance(model.get_submodule("a0"), nn.Conv2d)
+    assert not isinstance(model.get_submodule("a[0]"), nn.Conv2d)
+
+
+def test_a_network_with_a_part_of_our_name():
+    model = nn.Sequential(nn.Sequential(), nn.Conv2d(8, 8, 1))
+    model[0].visattn = nn.Conv2d(3, 8, 3, padding=1)
+    x = torch.rand(1, 3, 32, 32)
+    before = model(x)
+    visattn.attach(model, "se", at=["0.visattn", "1"], example=x)
+    assert torch.equal(model(x), before)
+    state = {key: value + 1 for key, value in model.state_dict().items()}
+    assert model.load_state_dict(state)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    visattn.detach(model)
+    with pytest.raises(ValueError, match="'0' has a part called 'visattn', where its blocks would be kept: rename"):
+        visattn.attach(model, "se", at="0", example=x)

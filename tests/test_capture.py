@@ -386,3 +386,12 @@ def test_gradients_of_an_earlier_pass_are_refused():
         model(images)
     with pytest.raises(ValueError, match="depends on none of the maps, which are those of the last forward pass"):
         maps.gradients(earlier.sum())
+
+
+def test_a_layer_with_brackets_in_its_name():
+    model = nn.Sequential()
+    for name in ("a[0]", "a0"):
+        model.add_module(name, timm.layers.Attention(16, 2))
+    with visattn.capture(model, "a[0]") as maps:
+        model(torch.rand(1, 9, 16))
+    assert list(maps) == ["a[0]"]

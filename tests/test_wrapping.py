@@ -496,3 +496,98 @@ def test_hooks_of_before_and_of_after_attaching_are_both_kept():
 
 def layer_hooks(module):
     return [hook for name, table in vars(module).items() if "_hooks" in name for hook in table]
+
+
+def test_private_attributes_are_those_of_the_layer():
+    model, _ = model_and_images("test_resnet")
+    layer = model.layer1
+    layer._limit = 1
+    visattn.attach(model, "se", at="layer1")
+    model.layer1._limit, model.layer1._new = 2, 3
+    assert (layer._limit, layer._new, model.layer1._limit, model.layer1._new) == (2, 3, 2, 3)
+    del model.layer1._new
+    assert not hasattr(layer, "_new")
+    replica = model.layer1._replicate_for_data_parallel()
+    assert replica._is_replica
+    assert not hasattr(layer, "_is_replica")
+
+
+def test_handles_remove_hooks_of_before_and_of_after_attaching():
+    model, images = model_and_images("test_resnet")
+    seen = []
+    before = model.layer1.register_forward_hook(lambda *_: seen.append("before"))
+    visattn.attach(model, "se", at="layer1")
+    after = model.layer1.register_forward_hook(lambda *_: seen.append("after"))
+    visattn.detach(model)
+    seen.clear()
+    after.remove()
+    model(images)
+    before.remove()
+    model(images)
+    assert seen == ["before"]
+
+
+def test_detaching_while_somebody_looks_leaves_no_hooks():
+    model, images = model_and_images("test_vit")
+    visattn.attach(model, "se", at="blocks.1")
+    with visattn.capture(model):
+        model(images)
+        visattn.detach(model)
+    assert not any(layer_hooks(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
+def test_hooked_features_are_those_behind_the_block(name):
+    model = timm.create_model(name, features_only=True, feature_cls="hook").eval()
+    images = torch.rand(1, *model.pretrained_cfg["input_size"])
+    places = [place for place, module in model.named_modules() if module._forward_hooks]
+    before = model(images)
+    visattn.attach(model, "se", at=places[-1], init="paper")
+    after = model(images)
+    assert [torch.equal(*pair) for pair in zip(after, before, strict=True)] == [True] * (len(before) - 1) + [False]
+
+
+class Encoder(nn.Module):
+    """Patches and a layer of torch, which computes in evaluation without calling its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 4, 4)
+        self.layer = nn.TransformerEncoderLayer(16, 2, batch_first=True)
+
+    def forward(self, x):
+        """Tokens."""
+        return self.layer(self.patches(x).flatten(2).mT)
+
+
+class Scale(nn.Module):
+    """A block of the user's own."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(channels, 1, 1))
+
+    def forward(self, x):
+        """Every channel times a number."""
+        return x * self.scale
+
+
+@pytest.mark.parametrize("at", ["layer.linear1", "layer.norm2", "layer.self_attn", "layer"])
+def test_the_fast_path_of_torch_does_not_skip_a_block(at):
+    model, images = Encoder().eval(), torch.rand(2, 3, 32, 32)
+    before = model(images)
+    visattn.attach(model, Scale, at=at, init="paper", example=images)
+    with torch.no_grad():
+        fast = model(images)
+    torch.testing.assert_close(fast, model(images))
+    assert not torch.allclose(fast, before)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
+def test_a_scripted_layer_is_left_alone():
+    traced = torch.jit.trace(nn.Conv2d(3, 8, 3, padding=1), torch.rand(1, 3, 32, 32))
+    model, images = nn.Sequential(traced, nn.Conv2d(8, 8, 3, padding=1)), torch.rand(1, 3, 32, 32)
+    before = model(images)
+    visattn.attach(model, "se", example=images, init="paper")
+    assert list(visattn.attachments(model)) == ["1"]
+    assert not torch.equal(model(images), before)

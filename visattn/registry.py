@@ -5,11 +5,22 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 LONGEST = 250  # characters: the longest list of names worth printing
+
+
+def matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that a name or a glob stands for; a name that is among them stands for itself alone.
+
+    >>> matching("a[0]", ["a0", "a[0]"]), matching("a[01]", ["a0", "a1", "a2"])
+    (['a[0]'], ['a0', 'a1'])
+    """
+    known = list(names)
+    return [pattern] if pattern in known else [name for name in known if fnmatchcase(name, pattern)]
 
 
 def suggest(name: object, known: Iterable[str]) -> str:

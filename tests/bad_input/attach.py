@@ -68,7 +68,25 @@ def named_twice() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), shared, shared)
 
 
+class Cube(nn.Sequential):
+    """Maps of 8 x 8 pixels and 8 channels, for images of 32 x 32 and no others."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 8, 4, 4), nn.ReLU())
+
+    def forward(self, x):
+        """The maps."""
+        if x.shape[-1] != 32:
+            raise ValueError("too large")
+        return super().forward(x)
+
+
 CASES = [
+    Call(
+        "attach where channels cannot be told from rows",
+        lambda: visattn.attach(Cube(), "se", at="1", example=torch.rand(1, 3, 32, 32)),
+        "'1' has maps of 8 x 8 x 8, of which nobody can tell which number is that of the channels: give example=",
+    ),
     Call(
         "detach an attached layer alone",
         lambda: visattn.detach(visattn.attach(network(), "se", at="layer1").layer1),

@@ -16,7 +16,7 @@ from visattn.heatmaps.watch.calls import Call, Unfused
 from visattn.heatmaps.watch.exactness import full_precision
 from visattn.heatmaps.watch.interception import intercepting
 from visattn.heatmaps.watch.passes import computes_attention, layer_names
-from visattn.registry import suggest
+from visattn.registry import matching, suggest
 
 
 class Maps(Mapping[str, Tensor]):
@@ -133,6 +133,7 @@ class LayerChoice:
         self.layers = None if layers is None else [_plain(each) for each in one_or_several("layers", layers)]
         self.last = 0  # how many of the last layers may be requested by a negative number
         modules = layer_names(model)
+        self.exact = set(modules.values())  # names, even if they look like patterns
         for each in self.layers or []:
             if isinstance(each, bool) or not isinstance(each, str | int):
                 raise TypeError(f"layers are names, patterns or numbers, got {each!r}")
@@ -140,7 +141,7 @@ class LayerChoice:
                 self.last = max(self.last, -each)
             else:
                 plain = re.sub(r"#\d+$", "", each)
-                if not any(fnmatchcase(name, plain) for name in modules.values()):
+                if not matching(plain, modules.values()):
                     likely = [name for module, name in modules.items() if computes_attention(module)]
                     raise ValueError(f"unknown attention layer {each!r}: {suggest(plain, likely or modules.values())}")
 
@@ -148,27 +149,26 @@ class LayerChoice:
         """Whether to keep a layer, given its number in the pass; a negative request also needs the total."""
         if self.layers is None:
             return True
-        return any(_matches(each, name, number, total) for each in self.layers)
+        return any(self._matches(each, name, number, total) for each in self.layers)
 
     def check(self, names: Sequence[str]) -> None:
         """Raise if a requested layer did not occur in a pass through these layers."""
         for each in self.layers or []:
-            if any(_matches(each, name, number, len(names)) for number, name in enumerate(names)):
+            if any(self._matches(each, name, number, len(names)) for number, name in enumerate(names)):
                 continue
             if isinstance(each, int):
                 raise ValueError(f"the model has {len(names)} attention layers, numbered from 0; there is no {each}")
             raise ValueError(f"there was no attention in {each!r}: {suggest(each, names)}")
 
+    def _matches(self, wanted: str | int, name: str, number: int, total: int | None) -> bool:
+        if isinstance(wanted, str):
+            return name == wanted or (wanted not in self.exact and fnmatchcase(name, wanted))
+        return number == wanted or (total is not None and number - total == wanted)
+
 
 def _plain(layer: str | int) -> str | int:
     number = whole(layer)
     return layer if number is None else number
-
-
-def _matches(wanted: str | int, name: str, number: int, total: int | None) -> bool:
-    if isinstance(wanted, str):
-        return fnmatchcase(name, wanted)
-    return number == wanted or (total is not None and number - total == wanted)
 
 
 def capture(model: nn.Module, layers: str | int | Sequence[str | int] | None = None) -> Capture:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
 
 from visattn.blocks import block_info, create_block, is_imported, list_blocks
@@ -89,6 +90,7 @@ class BlockRows(list[BlockRow]):
         return as_text(self.table())
 
 
+@torch.inference_mode(False)  # in which autograd's graph cannot be read
 def blocks_for(
     model: nn.Module | str, pattern: str = "*", *, family: str | None = None, image_size: int | None = None
 ) -> BlockRows:

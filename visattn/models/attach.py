@@ -26,12 +26,13 @@ from visattn.core.arguments import yes_or_no
 from visattn.models.arguments import PLACEMENT
 from visattn.models.image_shape import ImageShape
 from visattn.models.layout import Place
+from visattn.models.patch import Patch
 from visattn.models.places import choose, survey_places
 from visattn.models.replaced import check_known, restore_convolutions
 from visattn.models.survey import called
 from visattn.models.swapping import restore_attention, swap_attention
-from visattn.models.wrapper import Attached, WithAttention
-from visattn.models.wrapping import attachments, put_behind, take_away, unwrap, watched_image
+from visattn.models.wrapper import NAME, Attached, WithAttention
+from visattn.models.wrapping import all_or_nothing, attachments, image_shape, put_behind, unwrap, unwrapped, watch_image
 from visattn.modules import check_default_device, evaluating, has_numbers, underlying, why_refused
 
 Init = Literal["identity", "paper"]
@@ -39,6 +40,7 @@ BlockLike = str | Callable[..., nn.Module]
 SMALL = 32  # side of a map that even attention between all pixels takes quickly
 
 
+@torch.inference_mode(False)  # in which autograd's graph cannot be read, and weights could never be trained
 def attach(
     model: nn.Module,
     block: BlockLike,
@@ -87,19 +89,16 @@ def attach(
     places = choose(network, found, at)
     before = set(attachments(network))
     attach_at(network, block, dict.fromkeys(places, options), entry=found.entry, init=init, stack=stack)
-    try:
-        missed = set(attachments(network)) - before - called(network, found.input_shape)
-    except Exception as error:  # what a block does is its own affair
-        for place in places:
-            take_away(network, place.name)
-        raise ValueError(f"the network cannot be run with this block in it ({why_refused(error)})") from error
-    if missed:
-        for place in places:
-            take_away(network, place.name)
-        raise ValueError(
-            f"the network does not call {', '.join(map(repr, sorted(missed)))} as its own child (it keeps it in a "
-            "plain list, say, instead of an nn.ModuleList): a block there would have no effect"
-        )
+    with all_or_nothing(network, [place.name for place in places]):
+        try:
+            missed = set(attachments(network)) - before - called(network, found.input_shape)
+        except Exception as error:  # what a block does is its own affair
+            raise ValueError(f"the network cannot be run with this block in it ({why_refused(error)})") from error
+        if missed:
+            raise ValueError(
+                f"the network does not call {', '.join(map(repr, sorted(missed)))} as its own child (it keeps it in a "
+                "plain list, say, instead of an nn.ModuleList): a block there would have no effect"
+            )
     return model
 
 
@@ -127,6 +126,9 @@ def attach_at(
         )
     occupied = attachments(model)
     for place in places:
+        layer = unwrapped(model.get_submodule(place.name))
+        if hasattr(layer, NAME) and not isinstance(layer, Patch):
+            raise ValueError(f"{place.name!r} has a part called {NAME!r}, where its blocks would be kept: rename that")
         if place.name in occupied and not stack:
             raise ValueError(f"{place.name!r} already has a block attached; stack=True puts another one behind it")
     tokens = any(place.layout.kind == "tokens" for place in places)
@@ -134,9 +136,10 @@ def attach_at(
         raise ValueError(
             "no module of the network is given the image, so that the shape of its token maps is not known"
         )
-    image = watched_image(model, entry) if tokens and entry else None
-    with torch.inference_mode(False):  # weights made in inference mode could never be trained
-        built = {place: _attached(model, block, place, init, options, image) for place, options in places.items()}
+    image = image_shape(model, entry) if tokens and entry else None
+    built = {place: _attached(model, block, place, init, options, image) for place, options in places.items()}
+    if image is not None and entry:
+        watch_image(model, entry, image)
     for place, attached in built.items():
         put_behind(model, place.name, attached)
     return model

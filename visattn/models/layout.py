@@ -138,6 +138,18 @@ def recognise(shape: Sequence[int], image: tuple[int, int], prefix: int = 0) -> 
     return None
 
 
+def is_ambiguous(shape: Sequence[int], image: tuple[int, int]) -> bool:
+    """Whether the channels of a map may be the first axis as well as the last: as many as there are rows and columns.
+
+    >>> is_ambiguous((2, 8, 8, 8), (32, 32)), is_ambiguous((2, 16, 8, 8), (32, 32))
+    (True, False)
+    """
+    if len(shape) != 4:
+        return False
+    _, first, second, third = shape
+    return _distortion(second, third, image) < 1 and _distortion(first, second, image) < 1
+
+
 def _distortion(height: int, width: int, image: tuple[int, int]) -> float:
     """By how many rows or columns a map misses the proportions of the image; infinite if it cannot be a map of it."""
     if height * width <= 1 or height > image[0] or width > image[1]:

@@ -108,6 +108,7 @@ def attentions() -> list[str]:
     return sorted([*list_blocks(), *PATCH_ATTENTION])
 
 
+@torch.inference_mode(False)  # in which autograd's graph cannot be read, and weights could never be trained
 def create_model(
     name: str,
     attn: str | None = None,

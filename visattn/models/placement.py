@@ -73,6 +73,7 @@ class PlaceRows(list[PlaceRow]):
         return as_text(self.table())
 
 
+@torch.inference_mode(False)  # in which autograd's graph cannot be read
 def places(model: nn.Module | str, *, image_size: int | None = None) -> PlaceRows:
     """Every place of a network where :func:`visattn.attach` can put a block, in the order of the forward pass.
 

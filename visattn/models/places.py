@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -13,14 +12,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from visattn.blocks import block_info
-from visattn.listing import first_few
+from visattn.listing import first_few, times
 from visattn.models.layout import Place
 from visattn.models.refusals import failed_block
 from visattn.models.resnet import paper_places
 from visattn.models.survey import Survey, survey
 from visattn.models.wrapper import replace_slot
 from visattn.modules import HookOfThread, embedded_size, has_numbers, input_size, why_refused, zeros_copy
-from visattn.registry import suggest
+from visattn.registry import matching, suggest
 
 
 def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
@@ -81,7 +80,7 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
     if not at:
         raise ValueError("at is empty: name at least one place")
     for pattern in [at] if isinstance(at, str) else at:
-        matches = [place for name, place in places.items() if fnmatch.fnmatchcase(name, pattern)]
+        matches = [places[name] for name in matching(pattern, found.modules) if name in places]
         if not matches:
             known = dict(model.named_modules(remove_duplicate=False))
             close = suggest(pattern, places)
@@ -91,6 +90,11 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
             if same:
                 raise ValueError(
                     f"{pattern!r} is the same module as {same[0]!r}: name that one, once, for all its uses"
+                )
+            if pattern in found.unclear:
+                problem = (
+                    f"{pattern!r} has maps of {times(found.unclear[pattern])}, of which nobody can tell which number "
+                    "is that of the channels: give example= images of another size"
                 )
             if len(widths := found.widths().get(pattern, [])) > 1:
                 several = " and ".join(map(str, widths))
@@ -164,7 +168,7 @@ def _unread(shadow: nn.Module, shape: Sequence[int], places: Sequence[Place]) ->
         return lambda _module, _args, output: replace_slot(output, place.index, own_tensor)
 
     for place in places:
-        shadow.get_submodule(place.name).register_forward_hook(HookOfThread(tap(place)))
+        shadow.get_submodule(place.name).register_forward_hook(HookOfThread(tap(place)), prepend=True)
     like = next(shadow.parameters())
     image = torch.rand(1, *shape, generator=generator).to(like.device, like.dtype)
     with torch.enable_grad():

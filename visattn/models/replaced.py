@@ -83,7 +83,8 @@ def restore_convolutions(model: nn.Module) -> bool:
             exchange(model, left, module)
         for module in (record.convolution, *(each for _, each in record.behind)):
             module.train(block.training)
-            if near is not None:
+            kinds = {(each.device, each.dtype) for each in module.parameters()}
+            if near is not None and kinds - {(near.device, near.dtype)}:
                 module.to(near.device, near.dtype)
         delattr(block, RECORD)
     return bool(blocks)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -26,13 +25,14 @@ from visattn.models.resnet import behind_convolution
 from visattn.models.wrapper import plain_name
 from visattn.models.wrapping import attachments, exchange
 from visattn.modules import check_default_device, weightless_copy
-from visattn.registry import suggest
+from visattn.registry import matching, suggest
 
 COMPLETE = ("cot", "sk", "splat")  # blocks that end with a norm and an activation: a unit has no others behind them
 OF_THE_CONVOLUTION = ("out_channels", "stride")  # what a block takes over; one that takes both can replace
 PROBE = (33, 18)  # height and width of a map that shows how a convolution changes the size
 
 
+@torch.inference_mode(False)  # weights made in inference mode could never be trained
 def replace(model: nn.Module, block: str, at: str | Sequence[str], **options: Any) -> nn.Module:
     """Put a block in the place of every chosen convolution of a network, in place.
 
@@ -88,12 +88,10 @@ def replace_at(
             raise ValueError(_no_convolution(model, name))
         if (problem := _problem(convolutions[name])) is not None:
             raise ValueError(f"{name!r} cannot be replaced: it {problem}")
-    with torch.inference_mode(False):  # weights made in inference mode could never be trained
-        built = {name: _built(block, convolutions[name], options) for name, options in places.items()}
+    built = {name: _built(block, convolutions[name], options) for name, options in places.items()}
+    followed = {name: behind_convolution(model, name) if block in COMPLETE else [] for name in places}
     for name, new in built.items():
-        behind: list[tuple[nn.Identity, nn.Module]] = []
-        if block in COMPLETE:
-            behind = [(nn.Identity(), module) for module in behind_convolution(model, name)]
+        behind = [(nn.Identity(), module) for module in followed[name]]
         old = convolutions[name]
         exchange(model, old, new)
         for left, module in behind:
@@ -151,11 +149,14 @@ def _chosen(model: nn.Module, at: str | Sequence[str]) -> list[str]:
     if not any(patterns):
         raise ValueError("at is empty: name at least one convolution")
     chosen: dict[str, None] = {}
+    every, replaced = [plain_name(name) for name, _ in model.named_modules()], replacements(model)
     for pattern in patterns:
-        for name, block in replacements(model).items():
-            if fnmatchcase(name, pattern):
-                raise ValueError(f"{name!r} has been replaced by {record_of(block).block!r} already: detach it first")
-        matches = [name for name in convolutions if fnmatchcase(name, pattern)]
+        meant = matching(pattern, every)
+        for name in meant:
+            if name in replaced:
+                block = record_of(replaced[name]).block
+                raise ValueError(f"{name!r} has been replaced by {block!r} already: detach it first")
+        matches = [name for name in meant if name in convolutions]
         if not matches:
             raise ValueError(_no_convolution(model, pattern))
         chosen |= dict.fromkeys(matches)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from visattn.hard.scout import Scout
-from visattn.models.layout import Layout, Place, recognise
+from visattn.models.layout import Layout, Place, is_ambiguous, recognise
+from visattn.models.patch import Patch
 from visattn.models.replaced import replacements
-from visattn.models.wrapper import NAME, WRAPPED, plain_name
+from visattn.models.wrapper import NAME, WRAPPED, WithAttention, plain_name
 from visattn.models.wrapping import attachments, unwrapped
 from visattn.modules import sharing_copy, weightless_copy
 
@@ -58,6 +59,12 @@ class Survey:
     visits: list[Visit] = field(default_factory=list)
     entry: str = ""  # the outermost module that is given the image
     ran: bool = False  # whether any module was called at all
+    unclear: dict[str, tuple[int, ...]] = field(default_factory=dict)  # maps without an axis that must be the channels
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        return self.input_shape[-2], self.input_shape[-1]
 
     def widths(self) -> dict[str, list[int]]:
         """How many channels the maps of every module have; several, if it is called for several maps."""
@@ -73,9 +80,8 @@ class Survey:
         for visit in self.visits:
             if len(widths[visit.name]) > 1:
                 continue
-            image = (self.input_shape[-2], self.input_shape[-1])
-            size = visit.layout.size(visit.shape, image)
-            found[visit.name] = Place(visit.name, visit.layout, size, image, visit.index, visit.dtype)
+            size = visit.layout.size(visit.shape, self.image)
+            found[visit.name] = Place(visit.name, visit.layout, size, self.image, visit.index, visit.dtype)
         return found
 
     def blocks(self) -> list[str]:
@@ -115,6 +121,10 @@ class Survey:
 
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+FIRST = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm)  # (B, C, H, W)
+LAST = (nn.Linear, nn.LayerNorm)  # (B, H, W, C); subclasses of the norm may differ
 
 
 def _has_weights(module: nn.Module) -> bool:
@@ -185,7 +195,36 @@ def survey(model: nn.Module, example: Tensor) -> Survey:
         model: any network.
         example: a batch of at least two square images; only its shape matters.
     """
-    return dry_run(model, example, lambda copy, images: _walk(copy, images.requires_grad_()))
+    found = _surveyed(model, example)
+    if any(is_ambiguous(visit.shape, found.image) for visit in found.visits):
+        _settle(model, found)
+    return found
+
+
+def _surveyed(model: nn.Module, images: Tensor | tuple[int, ...]) -> Survey:
+    return dry_run(model, images, lambda copy, images: _walk(copy, images.requires_grad_()))
+
+
+def _settle(model: nn.Module, found: Survey) -> None:
+    """Find the channels of maps with as many rows and columns: larger images have no more, and some layers tell.
+
+    What cannot be told is left out.
+    """
+    batch, channels, height, width = found.input_shape
+    try:
+        larger = _surveyed(model, (batch, channels, 2 * height, 2 * width))
+    except Exception:  # a network can refuse an image in any way it likes
+        larger = found
+    known = {(visit.name, visit.index): visit for visit in larger.visits}
+    for visit in [each for each in found.visits if is_ambiguous(each.shape, found.image)]:
+        again = known.get((visit.name, visit.index), visit)
+        if not is_ambiguous(again.shape, larger.image):
+            visit.layout = again.layout
+        elif type(visit.module) in LAST:
+            visit.layout = Layout("NHWC", visit.shape[3])
+        elif not isinstance(visit.module, FIRST):
+            found.unclear[visit.name] = visit.shape[1:]
+            found.visits.remove(visit)
 
 
 def called(model: nn.Module, input_shape: tuple[int, ...]) -> set[str]:
@@ -235,9 +274,11 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
     # No gradient leads from a scout's maps to the answer.
     scouts = tuple(f"{name}." for name, module in modules.items() if isinstance(module, Scout))
     inner = tuple(f"{name}." for name in replacements(model))  # what a block is made of is its own affair
+    owners = [module for module in model.modules() if isinstance(module, WithAttention | Patch)]
+    parts = {part for owner in owners for part in owner.get_submodule(NAME).modules()}
     for name, module in outer.items():
-        hidden = NAME in name.split(".") or f"{name}.".startswith(scouts) or name.startswith(inner)
-        if name and not hidden:
+        hidden = module in parts or f"{name}.".startswith(scouts) or name.startswith(inner)
+        if name and not hidden and not isinstance(module, torch.jit.ScriptModule):  # which take no hooks
             module.register_forward_hook(visit(name), with_kwargs=True)
     with torch.enable_grad():
         model(example)

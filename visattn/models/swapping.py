@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from timm.layers.attention import Attention as TimmAttention
@@ -24,8 +23,8 @@ from visattn.models.patch import (
     attention_for,
 )
 from visattn.models.wrapper import plain_name
-from visattn.models.wrapping import watched_image
-from visattn.registry import suggest
+from visattn.models.wrapping import image_shape, watch_image
+from visattn.registry import matching, suggest
 
 # Names for create_model: one choice differs from timm's attention.
 PATCH_ATTENTION: dict[str, dict[str, Any]] = {
@@ -83,7 +82,8 @@ def swap_attention(
         raise ValueError("at is empty: name at least one attention")
     chosen: set[str] = set()
     for pattern in patterns:
-        matches = {n for n in available if fnmatchcase(n, pattern) or fnmatchcase(n.rpartition(".")[0], pattern)}
+        meant = matching(pattern, modules)
+        matches = {name for name in available if name in meant or name.rpartition(".")[0] in meant}
         if not matches:
             raise ValueError(f"no attention matches {pattern!r}; there are: {', '.join(available)}")
         chosen |= matches
@@ -97,7 +97,7 @@ def swap_attention(
     if scope in windows and entry is None:
         raise ValueError(f"{type(model).__name__} has no patch_embed that says how its patches lie: scope {scope!r}")
     # Patches lie as in the image.
-    image = watched_image(model, entry) if scope in windows and entry is not None else ImageShape()
+    image = image_shape(model, entry) if scope in windows and entry is not None else ImageShape()
     prefix = getattr(modules[(entry or "").rpartition(".")[0]], "num_prefix_tokens", 0)
     side = getattr(modules.get(entry or ""), "patch_size", None) or (1, 1)
     patches = Place(entry or "", Layout("tokens", 0, prefix), (1, 1), tuple(side))
@@ -105,6 +105,8 @@ def swap_attention(
     for target in targets:
         one = PatchScope(scope, prefix, image, patches, **scope_options) if scope in windows else scope
         attentions.append(attention_for(target, score, distribution, one))
+    if scope in windows and entry is not None:
+        watch_image(model, entry, image)
     for target, attention in zip(targets, attentions, strict=True):
         # Only the class changes: the module keeps its weights, its hooks, its place in the network and its keys in
         # state_dict, and setting the class back restores it exactly.

@@ -55,6 +55,7 @@ class Attached(nn.Module):
         self.image = ImageShape() if image is None else image
         self.name = name
         self.options = dict(options or {})
+        self.register_forward_pre_hook(_is_called)
 
     def forward(self, output: Any) -> Any:
         """The output of a module, with the pixels of its feature map changed and its prefix tokens untouched."""
@@ -76,6 +77,10 @@ class Attached(nn.Module):
     def extra_repr(self) -> str:
         """Layout, for print(model)."""
         return str(self.place.layout)
+
+
+def _is_called(_attached: nn.Module, _args: Any) -> None:
+    """Do nothing: torch's encoder layers call their parts, instead of reading the weights, if a part has a hook."""
 
 
 def replace_slot(output: Any, index: int | None, change: Callable[[Tensor], Tensor]) -> Any:
@@ -104,6 +109,7 @@ class WithAttention(nn.Module):
         self._modules[NAME] = nn.ModuleList()
         self._image = None
         self.training = module.training
+        exchange_hooks(self, module)  # they are meant for what the parent calls
         self.register_load_state_dict_post_hook(report_plain_keys)
 
     @property
@@ -200,8 +206,19 @@ class WithAttention(nn.Module):
 REBUILDING = ("fuse", "reparameterize", "switch_to_deploy")
 
 
+# What torch sets on any module: the tables of every module, and the marks of a replica.
+OWN = frozenset((*vars(nn.Module()), "_image", "_is_replica", "_former_parameters", NAME, WRAPPED))
+CALLS = tuple(name for name in vars(nn.Module()) if name.startswith(("_forward_", "_backward_", "_is_full_backward")))
+
+
 def _is_own(wrapper: WithAttention, name: str) -> bool:
-    return name.startswith("_") or name in (NAME, "training") or hasattr(type(wrapper), name)
+    return name in OWN or hasattr(type(wrapper), name)
+
+
+def exchange_hooks(one: nn.Module, other: nn.Module) -> None:
+    """Exchange the hooks on the calls of two modules: the tables themselves, from which handles remove their hooks."""
+    for name in CALLS:
+        vars(one)[name], vars(other)[name] = vars(other)[name], vars(one)[name]
 
 
 def report_plain_keys(_wrapper: nn.Module, incompatible: Any) -> None:

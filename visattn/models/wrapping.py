@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from visattn.models.image_shape import ImageShape
-from visattn.models.wrapper import NAME, Attached, WithAttention, plain_name, report_plain_keys
-from visattn.modules import underlying
+from visattn.models.wrapper import NAME, Attached, WithAttention, exchange_hooks, plain_name, report_plain_keys
+from visattn.modules import lasting_hooks, underlying
 
 log = logging.getLogger("visattn")
 
@@ -62,12 +64,22 @@ def _plain_loaders(module: nn.Module) -> list[int]:
     return [key for key, hook in hooks.items() if getattr(hook, "hook", None) is _keep_when_absent]
 
 
-def take_away(model: nn.Module, place: str) -> None:
-    """Remove the last block at a place."""
-    wrapper = wrappers(model)[place]
-    del wrapper._modules[NAME][-1]  # type: ignore[union-attr, operator]
-    if not wrapper._blocks and wrapper._image is None:
-        exchange(model, wrapper, _bare(wrapper))
+@contextmanager
+def all_or_nothing(model: nn.Module, places: Iterable[str]) -> Iterator[None]:
+    """If what follows fails, remove the last block at each of these places, and all that was needed for it."""
+    try:
+        yield
+    except BaseException:
+        found = wrappers(model)
+        for place in places:
+            del found[place]._modules[NAME][-1]  # type: ignore[union-attr, operator]
+        used = {id(vars(module)["image"]) for module in model.modules() if "image" in vars(module)}
+        for wrapper in found.values():
+            if not wrapper._blocks and id(wrapper._image) not in used:
+                exchange(model, wrapper, _bare(wrapper))
+        for key in _plain_loaders(model) if not attachments(model) else ():
+            del model._load_state_dict_pre_hooks[key]
+        raise
 
 
 def exchange(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -77,12 +89,16 @@ def exchange(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
             parent._modules[child] = new
 
 
-def watched_image(model: nn.Module, entry: str) -> ImageShape:
-    """The shape of the images that a network is given, noted by the module that they go into."""
-    wrapper = _wrap(model, entry)
-    if wrapper._image is None:
-        wrapper._image = ImageShape()
-    return wrapper._image
+def image_shape(model: nn.Module, entry: str) -> ImageShape:
+    """The shape of the images that a network is given, which :func:`watch_image` has the module note they go into."""
+    module = model.get_submodule(entry)
+    noted = module._image if isinstance(module, WithAttention) else None
+    return ImageShape() if noted is None else noted
+
+
+def watch_image(model: nn.Module, entry: str, image: ImageShape) -> None:
+    """Have the module that the images go into note their shape."""
+    _wrap(model, entry)._image = image
 
 
 def entry_of(model: nn.Module, attached: Attached) -> str | None:
@@ -115,16 +131,17 @@ def unwrap(model: nn.Module) -> bool:
 def _bare(wrapper: WithAttention) -> nn.Module:
     """What a wrapper wraps, with the hooks that were put on the wrapper."""
     module = wrapper._wrapped
-    for name, hooks in vars(wrapper).items():
-        if "_hooks" not in name:
-            continue
-        own = vars(module)[name]
-        for key in [key for key, hook in hooks.items() if hook is report_plain_keys]:
-            del hooks[key]
-        if own:
-            own.update(hooks)
+    exchange_hooks(wrapper, module)
+    tables = {name: table for name, table in vars(wrapper).items() if "_hooks" in name}
+    every = {key: hook for table in tables.values() for key, hook in table.items() if callable(hook)}
+    passing = every.keys() - lasting_hooks(every).keys()  # of observers, who look at the module itself too
+    for name, table in tables.items():
+        for key in [key for key in table if key in passing or table[key] is report_plain_keys]:
+            del table[key]
+        if own := vars(module)[name]:
+            own.update(table)
         else:  # the table itself, from which handles remove their hooks
-            vars(module)[name] = hooks
+            vars(module)[name] = table
     if wrapper._is_full_backward_hook is not None:
         module._is_full_backward_hook = wrapper._is_full_backward_hook
     return module
