@@ -222,7 +222,7 @@ MUTATIONS = [
     ("sse", {}, "return torch.sigmoid(self.conv(x))", "return torch.softmax(self.conv(x), 0)"),
     ("scse", {}, "return torch.maximum(self.channel(x)", "return torch.add(self.channel(x)"),
     ("scse", {}, "torch.where(x >= 0, torch.maximum", "torch.where(x >= 0, torch.minimum"),
-    ("eca", {"kernel_size": 5}, "padding=kernel_size // 2", "padding=kernel_size // 2, padding_mode='circular'"),
+    ("eca", {"kernel_size": 5}, '"circular" if circular else "constant"', '"circular"'),
     ("ge", {"extent": 2}, "count_include_pad=False", "count_include_pad=True"),
     ("ge", {}, "torch.sigmoid(mean_places(x))", "torch.sigmoid(x.mean(1, keepdim=True))"),
     ("ge_theta", {}, "layers.pop()", "pass"),

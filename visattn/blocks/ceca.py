@@ -21,11 +21,11 @@ torch.Size([2, 64, 8, 8])
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.eca import fitting_kernel
-from visattn.blocks.primitives import mean_places
+from visattn.blocks.primitives import AcrossChannels, mean_places
 from visattn.core.arguments import Device, DType
 
 
@@ -45,9 +45,7 @@ class CircularChannel(Gate):
         kernel_size = fitting_kernel("ceca", channels, kernel_size, least=3)
         if kernel_size // 2 > channels:
             raise ValueError(f"a kernel_size of {kernel_size} goes more than once around {channels} channels")
-        self.conv = nn.Conv1d(
-            1, 1, kernel_size, padding=kernel_size // 2, padding_mode="circular", bias=False, device=device, dtype=dtype
-        )
+        self.conv = AcrossChannels(1, 1, kernel_size, padding_mode="circular", device=device, dtype=dtype)
 
     def attention(self, x: Tensor) -> Tensor:
         """Channel gate (B, C, 1, 1)."""

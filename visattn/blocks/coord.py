@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import reduced, register_block
-from visattn.blocks.primitives import gate_rows_columns, mean
+from visattn.blocks.primitives import Pointwise, gate_rows_columns, mean
 from visattn.core.arguments import Device, DType
 
 
@@ -56,10 +56,10 @@ class Coordinate(nn.Module):
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = reduced(channels, rd_ratio, minimum=rd_min)
-        self.reduce = nn.Conv2d(channels, hidden, 1, **factory)
+        self.reduce = Pointwise(channels, hidden, **factory)
         self.bn = nn.BatchNorm2d(hidden, **factory)
-        self.row = nn.Conv2d(hidden, channels, 1, **factory)
-        self.column = nn.Conv2d(hidden, channels, 1, **factory)
+        self.row = Pointwise(hidden, channels, **factory)
+        self.column = Pointwise(hidden, channels, **factory)
 
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The gate of every row (B, C, H, 1) and of every column (B, C, 1, W)."""

@@ -25,10 +25,10 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from visattn.blocks.base import Gate, register_block
-from visattn.blocks.primitives import mean_places
+from visattn.blocks.primitives import AcrossChannels, mean_places
 from visattn.blocks.widths import odd
 from visattn.core.arguments import Device, DType
 
@@ -61,7 +61,7 @@ class EfficientChannel(Gate):
     ) -> None:
         super().__init__()
         kernel_size = fitting_kernel("eca", channels, kernel_size)
-        self.conv = nn.Conv1d(1, 1, kernel_size, padding=kernel_size // 2, bias=False, device=device, dtype=dtype)
+        self.conv = AcrossChannels(1, 1, kernel_size, device=device, dtype=dtype)
 
     def attention(self, x: Tensor) -> Tensor:
         """Channel gate (B, C, 1, 1)."""

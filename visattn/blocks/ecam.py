@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.eca import fitting_kernel
-from visattn.blocks.primitives import mean_places
+from visattn.blocks.primitives import AcrossChannels, mean_places
 from visattn.core.arguments import Device, DType
 
 
@@ -56,8 +56,8 @@ class EfficientChannelMLP(Gate):
         super().__init__()
         kernel_size = fitting_kernel("ecam", channels, kernel_size, least=3)
         hidden = hidden_width(channels)
-        self.expand = nn.Conv1d(1, hidden, 1, device=device, dtype=dtype)
-        self.conv = nn.Conv1d(hidden, 1, kernel_size, padding=kernel_size // 2, device=device, dtype=dtype)
+        self.expand = AcrossChannels(1, hidden, 1, bias=True, device=device, dtype=dtype)
+        self.conv = AcrossChannels(hidden, 1, kernel_size, bias=True, device=device, dtype=dtype)
 
     def attention(self, x: Tensor) -> Tensor:
         """Channel gate (B, C, 1, 1)."""

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.eca import fitting_kernel
-from visattn.blocks.primitives import Pointwise, mean_places
+from visattn.blocks.primitives import AcrossChannels, Pointwise, mean_places
 from visattn.core.arguments import Device, DType
 from visattn.core.precision import precise
 
@@ -48,7 +48,7 @@ class FineGrainedChannel(Gate):
     ) -> None:
         super().__init__()
         kernel_size = fitting_kernel("fcattention", channels, kernel_size)
-        self.conv = nn.Conv1d(1, 1, kernel_size, padding=kernel_size // 2, bias=False, device=device, dtype=dtype)
+        self.conv = AcrossChannels(1, 1, kernel_size, device=device, dtype=dtype)
         self.fc = Pointwise(channels, channels, device=device, dtype=dtype)
         self.theta = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
         self.reset_parameters()

@@ -40,7 +40,7 @@ class GlobalContext(nn.Module):
     def __init__(self, channels: int, *, rd_ratio: float = 1 / 16, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
         hidden = reduced(channels, rd_ratio)
-        self.key = nn.Conv2d(channels, 1, 1, device=device, dtype=dtype)
+        self.key = Pointwise(channels, 1, device=device, dtype=dtype)
         self.fc1 = Pointwise(channels, hidden, device=device, dtype=dtype)
         self.norm = nn.LayerNorm([hidden, 1, 1], device=device, dtype=dtype)
         self.fc2 = Pointwise(hidden, channels, device=device, dtype=dtype)

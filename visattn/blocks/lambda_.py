@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
-from visattn.blocks.primitives import Pointwise
+from visattn.blocks.primitives import Pointwise, convolve
 from visattn.blocks.widths import fitting_heads, odd, output_width
 from visattn.blocks.windows import averages, neighbours, spread
 from visattn.core.arguments import Device, DType, positive
@@ -123,7 +123,7 @@ def convolve_within(x: Tensor, weight: Tensor) -> Tensor:
     rows, columns = weight.shape[2] // 2, weight.shape[3] // 2
     up, left = min(rows, x.shape[2] - 1), min(columns, x.shape[3] - 1)
     inner = weight.narrow(2, rows - up, 2 * up + 1).narrow(3, columns - left, 2 * left + 1)
-    return F.conv2d(F.pad(x, (left, left, up, up)), inner)  # ONNX has no padding by a number that it does not know
+    return convolve(F.pad(x, (left, left, up, up)), inner)  # ONNX has no padding by a number that it does not know
 
 
 torch.fx.wrap("convolve_within")  # one step for torch.fx: it decides by the shape of real tensors

@@ -30,12 +30,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from visattn.blocks.base import Gate, register_block
 from visattn.blocks.eca import eca_kernel_size
 from visattn.blocks.pooling import average_cells
-from visattn.blocks.primitives import by_image
+from visattn.blocks.primitives import AcrossChannels, by_image
 from visattn.core.arguments import Device, DType, positive
 
 
@@ -68,11 +68,11 @@ class MixedLocalChannel(Gate):
         if not 0 <= local_weight <= 1:
             raise ValueError(f"mlca needs local_weight between 0 and 1, got {local_weight}")
         kernel_size = eca_kernel_size(channels)
-        factory: dict[str, Any] = {"padding": kernel_size // 2, "bias": False, "device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.size = size
         self.local_weight = local_weight
-        self.overall = nn.Conv1d(1, 1, kernel_size, **factory)
-        self.local = nn.Conv1d(1, 1, kernel_size, **factory)
+        self.overall = AcrossChannels(1, 1, kernel_size, **factory)
+        self.local = AcrossChannels(1, 1, kernel_size, **factory)
 
     def attention(self, x: Tensor) -> Tensor:
         """Gate (B, C, H, W)."""

@@ -32,7 +32,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.fx
@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch._C import _is_tracing, _len_torch_function_stack
 from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import Function, forward_ad
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
@@ -203,10 +203,78 @@ def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """1x1 convolution."""
     if x.shape[2] == 1 and x.shape[3] == 1:
         return F.linear(x.flatten(1), weight.flatten(1), bias)[:, :, None, None]
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if (x.shape[3] == 1 or weight.shape[0] == 1) and is_compiled(x):
+            return F.linear(x.flatten(2).mT, weight.flatten(1), bias).mT.unflatten(2, x.shape[2:])
     return F.conv2d(x, weight, bias)
 
 
 torch.fx.wrap("pointwise")  # one step for torch.fx: it decides by the shape of real tensors
+
+
+class AcrossChannels(nn.Conv1d):
+    """1-D convolution of a few numbers for every channel, (B, R, C) -> (B, R', C).
+
+    Args:
+        width: R.
+        out_width: R'.
+        kernel_size: an odd number of neighbouring channels.
+        bias: whether it has one.
+        padding_mode: what is beyond the first and the last channel: "zeros", or "circular".
+    """
+
+    def __init__(
+        self,
+        width: int,
+        out_width: int,
+        kernel_size: int,
+        *,
+        bias: bool = False,
+        padding_mode: Literal["zeros", "circular"] = "zeros",
+        **factory: Any,
+    ) -> None:
+        super().__init__(
+            width, out_width, kernel_size, padding=kernel_size // 2, bias=bias, padding_mode=padding_mode, **factory
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, R, C) -> (B, R', C)."""
+        return across_channels(input, self.weight, self.bias, self.padding_mode == "circular")
+
+
+def across_channels(x: Tensor, weight: Tensor, bias: Tensor | None, circular: bool) -> Tensor:
+    """1-D convolution (B, R, C) -> (B, R', C) as products of matrices, which are faster if R or R' is one."""
+    size = weight.shape[2]
+    if weight.shape[1] == 1:  # the neighbours of every channel, and their products with the kernel
+        return F.linear(_continued(x, size // 2, circular).unfold(2, size, 1)[:, 0], weight.flatten(1), bias).mT
+    parts = F.linear(x.mT, weight.permute(2, 0, 1).flatten(0, 1)).mT  # what a channel adds to its neighbours
+    parts = _continued(parts, size // 2, circular).unflatten(1, (size, -1))  # (B, k, R', C + k - 1)
+    y = parts[:, 0].narrow(2, 0, x.shape[2])
+    for shift in range(1, size):
+        y = y + parts[:, shift].narrow(2, shift, x.shape[2])
+    return y if bias is None else y + bias[:, None]
+
+
+def _continued(x: Tensor, margin: int, circular: bool) -> Tensor:
+    """Channels (B, R, C), and so many more at both ends: zeros, or those of the other end."""
+    return F.pad(x, (margin, margin), "circular" if circular else "constant") if margin else x
+
+
+def convolve(x: Tensor, weight: Tensor) -> Tensor:
+    """2-D convolution without padding, of maps of few channels."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if is_compiled(x):
+            return F.conv3d(x.unsqueeze(2), weight.unsqueeze(2)).squeeze(2)
+    return F.conv2d(x, weight)
+
+
+def is_compiled(x: Tensor) -> bool:
+    """Whether torch.compile makes code for a CPU, and not an exporter a graph.
+
+    It lays out the maps of a graph with their channels last if there is a 2-D convolution in it, be it of a few pooled
+    numbers. Copying a map costs more than all the rest of a gate, so that such convolutions are written otherwise.
+    """
+    return is_compiling() and not is_exporting() and x.device.type == "cpu"
 
 
 def trains_plainly(x: Tensor, weights: Tensor | None = None) -> bool:
@@ -274,7 +342,7 @@ def is_bare(layer: nn.Module, kind: type[nn.Module]) -> bool:
 def is_bare_convolution(layer: nn.Conv2d, x: Tensor) -> bool:
     """Whether a layer's weights can stand for the layer: in the precision of its input, and without hooks."""
     same = type(layer.weight) is nn.Parameter and layer.weight.dtype == x.dtype and not autocasting(x.device)
-    return same and is_bare(layer, nn.Conv2d)
+    return same and (is_bare(layer, nn.Conv2d) or is_bare(layer, Pointwise))
 
 
 class _Gate(Function):

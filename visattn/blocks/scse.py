@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
-from visattn.blocks.primitives import by_image, gate, is_bare, is_bare_convolution, trains_plainly
+from visattn.blocks.primitives import Pointwise, by_image, gate, is_bare, is_bare_convolution, trains_plainly
 from visattn.blocks.se import SqueezeExcite
 from visattn.core.arguments import Device, DType
 
@@ -59,7 +59,7 @@ class SpatialSE(Gate):
 
     def __init__(self, channels: int, *, device: Device = None, dtype: DType = None) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, 1, 1, device=device, dtype=dtype)
+        self.conv = Pointwise(channels, 1, device=device, dtype=dtype)
 
     def attention(self, x: Tensor) -> Tensor:
         """Spatial gate (B, 1, H, W)."""
