@@ -477,6 +477,12 @@ def test_the_benchmark_writes_the_page(tmp_path, capsys):
     page.unlink()
     speed.main(["--table", "--out", str(tmp_path)])
     assert page.read_text() == text
+
+    speed.main(["blocks", "--blocks", "simam", "--smoke", "--out", str(tmp_path)])
+    again = json.loads((results / "blocks.json").read_text())
+    changed = [new["block"] for new, old in zip(again["rows"], contents["blocks"]["rows"], strict=True) if new != old]
+    assert changed == ["simam", "simam"]
+    assert again["convolutions"] == contents["blocks"]["convolutions"]
     capsys.readouterr()
 
 
@@ -493,7 +499,12 @@ def test_the_page_in_the_repository_is_that_of_its_results():
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [(["--smoke"], "--smoke needs --out: its figures mean nothing"), (["tim"], "unknown part 'tim'")],
+    [
+        (["--smoke"], "--smoke needs --out: its figures mean nothing"),
+        (["tim"], "unknown part 'tim'"),
+        (["timm", "--blocks", "sq"], "--blocks: 'sq' is no block"),
+        (["timm", "growth", "--blocks", "se"], "--blocks se: the rows of growth are not of single blocks"),
+    ],
 )
 def test_the_benchmark_refuses_what_cannot_be_meant(flags, said, capsys):
     with pytest.raises(SystemExit, match="2"):
