@@ -293,7 +293,7 @@ MUTATIONS = [
     ("sasa", {}, "rel_w[index]", "rel_h[index]"),
     ("sasa", {}, "mask=tiling.nearby(qkv.device)", "mask=None"),
     ("halo", {}, "scale=rel_h.shape[1] ** -0.5", "scale=1.0"),
-    ("halo", {}, "row - torch.arange(0, self.tile", "-row + torch.arange(0, self.tile"),
+    ("halo", {}, "keys - queries[:, None]", "queries[:, None] - keys"),
     ("halo", {"stride": 2}, "torch.arange(0, self.tile, self.stride,", "torch.arange(self.tile // self.stride,"),
     ("acmix", {}, "reflected(each, tiling.halo)", "F.pad(each, [tiling.halo] * 4)"),
     ("acmix", {}, "torch.stack(torch.meshgrid(across, down", "torch.stack(torch.meshgrid(-across, down"),

@@ -35,7 +35,6 @@ from typing import Any
 
 import torch
 import torch.fx
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
@@ -43,8 +42,7 @@ from visattn.blocks.primitives import Pointwise, Projections
 from visattn.blocks.widths import fitting_heads, odd, output_width
 from visattn.blocks.windows import Tiling, pixel_numbers, reflected
 from visattn.core.arguments import Device, DType
-from visattn.core.attention import fused_attention
-from visattn.core.energies import dot
+from visattn.core.attention import attention_weights, fused_attention
 
 TAPS = 9  # of the 3x3 convolution
 
@@ -134,8 +132,8 @@ class ACmix(nn.Module):
         """What every query (row) takes from every position, (B, heads, N', N); a pixel and its reflections as one."""
         qkv = self.qkv(x)
         query, key, _ = tokens(qkv, self.position(coordinates(qkv)), self.heads, self.tiling)
-        energies = dot(query, key) * self.head_dim**-0.5
-        weights = F.softmax(energies.masked_fill(~self.tiling.nearby(x.device), -torch.inf), dim=-1).to(x.dtype)
+        visible = self.tiling.nearby(x.device)
+        weights = attention_weights(query, key, scale=self.head_dim**-0.5, mask=visible).to(x.dtype)
         return self.tiling.spread(weights, reflected(pixel_numbers(x), self.tiling.halo))
 
     def forward(self, x: Tensor) -> Tensor:

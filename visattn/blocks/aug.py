@@ -41,8 +41,7 @@ from visattn.blocks.primitives import Pointwise
 from visattn.blocks.widths import odd, output_width
 from visattn.blocks.windows import start_tables, with_offsets
 from visattn.core.arguments import Device, DType, positive
-from visattn.core.attention import fused_attention, merge_heads
-from visattn.core.energies import dot
+from visattn.core.attention import attention_weights, fused_attention, merge_heads
 
 FEWEST = 20  # channels of a head's keys
 
@@ -127,7 +126,7 @@ class AugmentedConvolution(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other, (B, heads, N, N)."""
         query, key, _ = tokens(self.kqv(self._pooled(x)), self.rel_h, self.rel_w, self.heads)
-        return F.softmax(dot(query, key) * self.key_dim**-0.5, dim=-1).to(x.dtype)
+        return attention_weights(query, key, scale=self.key_dim**-0.5).to(x.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride)."""

@@ -42,8 +42,7 @@ from visattn.blocks.primitives import Projections
 from visattn.blocks.widths import fitting_heads, output_width
 from visattn.blocks.windows import Tiling, by_column, by_row, pixel_numbers, start_tables, with_places
 from visattn.core.arguments import Device, DType, positive
-from visattn.core.attention import fused_attention
-from visattn.core.energies import dot
+from visattn.core.attention import attention_weights, fused_attention
 
 WIDEST = 64  # pixels of a block, and around it: each of its pixels looks at all of them
 
@@ -121,7 +120,7 @@ class HaloAttention(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         """What every query (row) takes from every position, (B, heads, N', N); the rest of a row is outside the map."""
         query, key, _ = tokens(self.qkv(x), self.rel_h, self.rel_w, self.heads, self.tiling)
-        weights = F.softmax(dot(query, key) * self.head_dim**-0.5, dim=-1).to(x.dtype)
+        weights = attention_weights(query, key, scale=self.head_dim**-0.5).to(x.dtype)
         return self.tiling.spread(weights, pixel_numbers(x, self.tiling.halo))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 import torch.fx
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
@@ -39,8 +38,7 @@ from visattn.blocks.tokens import to_heads
 from visattn.blocks.widths import fitting_heads, output_width
 from visattn.blocks.windows import averages, start_tables, with_offsets
 from visattn.core.arguments import Device, DType, positive
-from visattn.core.attention import fused_attention, merge_heads
-from visattn.core.energies import dot
+from visattn.core.attention import attention_weights, fused_attention, merge_heads
 
 
 def tokens(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,7 +101,7 @@ class MultiHeadSelfAttention2d(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other, (B, heads, N, N)."""
         query, key, _ = tokens(self.qkv(x), self.rel_h, self.rel_w, self.heads)
-        return F.softmax(dot(query, key) * self.head_dim**-0.5, dim=-1).to(x.dtype)
+        return attention_weights(query, key, scale=self.head_dim**-0.5).to(x.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C_in, H, W) -> (B, C, H / stride, W / stride)."""

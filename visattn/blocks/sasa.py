@@ -40,8 +40,7 @@ from visattn.blocks.primitives import Projections
 from visattn.blocks.widths import fitting_heads, odd, output_width
 from visattn.blocks.windows import Tiling, averages, by_column, by_row, pixel_numbers, with_places
 from visattn.core.arguments import Device, DType
-from visattn.core.attention import fused_attention
-from visattn.core.energies import dot
+from visattn.core.attention import attention_weights, fused_attention
 
 
 def tokens(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int, tiling: Tiling) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,8 +112,7 @@ class StandAloneSelfAttention(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other, (B, heads, N, N); the rest of a row is outside the map."""
         query, key, _ = tokens(self.qkv(x), self.rel_h, self.rel_w, self.heads, self.tiling)
-        energies = dot(query, key).masked_fill(~self.tiling.nearby(x.device), -torch.inf)
-        weights = F.softmax(energies, dim=-1).to(x.dtype)
+        weights = attention_weights(query, key, scale=1.0, mask=self.tiling.nearby(x.device)).to(x.dtype)
         return self.tiling.spread(weights, pixel_numbers(x, self.tiling.halo))
 
     def forward(self, x: Tensor) -> Tensor:
