@@ -289,13 +289,13 @@ VARIANTS = [
 
 # block, options, line as it is, line with the mistake
 MUTATIONS = [
-    ("sasa", {}, "scale=1.0", "scale=value.shape[3] ** -0.5"),
+    ("sasa", {}, "value, scale=1.0", "value, scale=value.shape[3] ** -0.5"),
     ("sasa", {}, "rel_w[index]", "rel_h[index]"),
     ("sasa", {}, "mask=tiling.nearby(qkv.device)", "mask=None"),
     ("halo", {}, "scale=rel_h.shape[1] ** -0.5", "scale=1.0"),
     ("halo", {}, "keys - queries[:, None]", "queries[:, None] - keys"),
     ("halo", {"stride": 2}, "torch.arange(0, self.tile, self.stride,", "torch.arange(self.tile // self.stride,"),
-    ("acmix", {}, "reflected(each, tiling.halo)", "F.pad(each, [tiling.halo] * 4)"),
+    ("acmix", {}, "reflected(each, tiling.halo)", "torch.nn.functional.pad(each, [tiling.halo] * 4)"),
     ("acmix", {}, "torch.stack(torch.meshgrid(across, down", "torch.stack(torch.meshgrid(-across, down"),
     ("acmix", {}, "transpose(1, 2).flatten(1, 2)  # (B, d·9, N)", "flatten(1, 2)"),
     ("cot", {}, "(-1, self.planes))", "(self.planes, -1)).transpose(1, 2)"),
