@@ -45,6 +45,7 @@ def close(actual, expected):
         (scopes.causal(6, 4), scope_oracle.causal(6, 4)),
         (scopes.local(5, 8, 2), scope_oracle.local(5, 8, 2)),
         (scopes.local(8, 5, 1), scope_oracle.local(8, 5, 1)),
+        (scopes.near(torch.tensor([0, 2, 9]), torch.arange(-3, 7), 2), scope_oracle.near([0, 2, 9], range(-3, 7), 2)),
         (scopes.local_2d(4, 6, 1), scope_oracle.local_2d(4, 6, 1)),
         (scopes.window_2d(5, 7, 3), scope_oracle.window_2d(5, 7, 3)),
     ],

@@ -1,6 +1,7 @@
 """Blocks in the place of convolutions: what a network becomes, that it can be undone, saved and trained."""
 
 import copy
+import math
 import pickle
 import re
 
@@ -84,16 +85,81 @@ def test_a_large_kernel_is_averaged():
     assert torch.equal(strided(x)[:, :, :2], nn.functional.avg_pool2d(block(x), 2))
 
 
-@pytest.mark.parametrize(("block", "convolution"), [("sk", "branches.0.0"), ("splat", "conv")])
-def test_groups_are_kept(block, convolution):
-    model = network(cardinality=4, base_width=64)
-    assert model.layer4[0].conv2.groups == 4
-    visattn.replace(model, block, at="layer4.*.conv2")
-    radix = 2 if block == "splat" else 1
-    assert model.layer4[0].conv2.get_submodule(convolution).groups == 4 * radix
-    visattn.detach(model)
-    visattn.replace(model, block, at="layer4.*.conv2", groups=2)
-    assert model.layer4[0].conv2.get_submodule(convolution).groups == 2 * radix
+GROUPED = {  # the convolutions that have the groups of the one that was replaced
+    **dict.fromkeys(("acmix", "halo", "mhsa", "sasa"), ("qkv",)),
+    "aug": ("conv",),
+    "cot": ("static.0", "value.0"),
+    "lambda": ("value",),
+    "lka": ("mix",),
+    "psa": ("branches.0", "branches.1", "branches.2", "branches.3"),
+    "sk": ("branches.0.0", "branches.1.0"),
+    "splat": ("conv",),
+}
+every_grouped = pytest.mark.parametrize("block", sorted(GROUPED))
+
+
+def grouped_network() -> nn.Module:
+    return network(cardinality=4, base_width=64)
+
+
+@every_grouped
+def test_groups_are_kept(block):
+    model = timm.create_model("resnext50_32x4d", device="meta").eval()
+    with torch.device("meta"):
+        image = torch.empty(1, 3, 64, 64)
+    before = model(image).shape
+    for options, groups in (({}, 32), ({"groups": 2}, 2)):
+        expected = {
+            "cot": {math.lcm(groups, 4), groups},
+            "psa": {math.lcm(groups, own) for own in (1, 4, 8, 16)},
+            "splat": {2 * groups},
+        }
+        visattn.replace(model, block, at="layer?.2.conv2", **options)
+        assert len(visattn.replacements(model)) == 4
+        for new in visattn.replacements(model).values():
+            assert {new.get_submodule(part).groups for part in GROUPED[block]} == expected.get(block, {groups})
+        assert model(image).shape == before
+        visattn.detach(model)
+
+
+def test_blocks_that_can_have_groups():
+    assert set(BLOCKS) - GROUPED.keys() == {"involution"}
+
+
+@pytest.mark.parametrize("block", ["halo", "mhsa", "sasa"])
+@pytest.mark.parametrize("groups", [2, 16])
+def test_a_head_reads_its_groups_only(block, groups):
+    layer = visattn.create_block(block, 32, out_channels=64, groups=groups, heads=4).eval()
+    x = torch.randn(1, 32, 6, 5, requires_grad=True)
+    apart = min(groups, 4)  # a head of several groups reads all of these
+    for number, part in enumerate(layer(x).chunk(apart, dim=1)):
+        (read,) = torch.autograd.grad(part.square().sum(), x, retain_graph=True)
+        seen = [bool(each.any()) for each in read.chunk(apart, dim=1)]
+        assert seen == [other == number for other in range(apart)]
+
+
+def test_a_block_without_groups_refuses_them():
+    model = grouped_network()
+    before = list(model.modules())
+    with pytest.raises(ValueError, match=r"'layer4.0.conv2': block 'involution' cannot have 4 groups; groups=1 puts"):
+        visattn.replace(model, "involution", at="layer4.*.conv2")
+    assert list(model.modules()) == before
+    visattn.replace(model, "involution", at="layer4.*.conv2", groups=1)
+    assert model(images()).shape == (2, 5)
+    plain = network()
+    with pytest.raises(ValueError, match="block 'involution' cannot have 2 groups"):
+        visattn.replace(plain, "involution", at="layer4.*.conv2", groups=2)
+
+
+@every_grouped
+def test_a_grouped_network_is_saved_and_undone(block, tmp_path):
+    arguments = {"layers": (1, 1, 1, 1), "channels": (16, 32, 32, 64), "cardinality": 4, "base_width": 64}
+    model = timm.create_model("resnet50", **arguments).eval()
+    before = model(images())
+    visattn.replace(model, block, at="layer[234].0.conv2")
+    again, _ = visattn.load_model(visattn.save_model(model, tmp_path, arguments={"name": "resnet50", **arguments}))
+    assert torch.equal(again(images()), model(images()))
+    assert torch.equal(visattn.detach(model)(images()), before)
 
 
 def test_the_rest_keeps_its_weights_and_names():

@@ -4,13 +4,17 @@ import re
 import sys
 
 import pytest
+import torch
 from PIL import Image
 
 import visattn
+from tests.blocks import Case
 from tests.zoo import DOCS, page
 from tests.zoo.docstrings import MATH, read, summary
+from tests.zoo.steps import STEPS
 from tests.zoo.taxonomy import ELSEWHERE, taxa, taxon
 from visattn.blocks import block_info
+from visattn.core import DISTRIBUTIONS, SCOPES, SCORES, scopes
 from visattn.models import attentions
 
 STALE = "run: python -m tests.zoo"
@@ -93,3 +97,93 @@ def test_everybody_is_in_the_taxonomy():
     assert set(ELSEWHERE) <= set(visattn.list_blocks())
     assert {taxon(name).softness for name in visattn.list_blocks(family="hard")} == {"hard"}
     assert {taxon(name).outputs for name in ("se", "spatial", "mhsa")} == {"multi-dimensional", "single", "multi-head"}
+
+
+def test_every_block_of_pairs_has_its_steps():
+    assert sorted(STEPS) == visattn.list_blocks(family="self")
+    for name, steps in STEPS.items():
+        for word, known in zip(steps, (SCORES, DISTRIBUTIONS, SCOPES), strict=True):
+            assert set(re.findall("`(.*?)`", word)) <= set(known), name
+
+
+SIZE = (28, 14)  # whole tiles of 7 x 7 and of 2 x 2, and 7 x 7 regions of 4 x 2
+ROWS, COLUMNS = (torch.arange(side) for side in SIZE)
+
+
+def same(row, column):
+    """Who shares two numbers, that of its row and that of its column."""
+    return scopes.on_grid(*(each[:, None] == each for each in (row, column)))
+
+
+def apart(step):
+    """Neighbours of radius 1, so many rows and columns apart."""
+    near = scopes.local_2d(*SIZE, step)
+    return near & same(ROWS % step, COLUMNS % step)
+
+
+def around_blocks(tile, halo):
+    def axis(places):
+        offset = places - places[:, None] // tile * tile  # of a key from the first of a query's block
+        return (-halo <= offset) & (offset < tile + halo)
+
+    return scopes.on_grid(axis(ROWS), axis(COLUMNS))
+
+
+def through_centres(step):
+    def axis(places):
+        reach = scopes.near(places, places[::step], 1).float()
+        return reach @ reach.T > 0
+
+    return scopes.on_grid(axis(ROWS), axis(COLUMNS))
+
+
+EVERYTHING = torch.ones(1, 1, dtype=torch.bool)
+MASKS = {  # by the word: what the heads see, in any order
+    "`local_2d`, radius 1": [scopes.local_2d(*SIZE, 1)],
+    "`local_2d`, radius 3": [scopes.local_2d(*SIZE, 3)],
+    "`local_2d`, radius 1, taken 1, 2 and 3 apart": [apart(1), apart(2), apart(3)],
+    "`local_2d`, radius 1, of every other row and column, and all of it": [through_centres(2)],
+    "`window_2d`, size 7": [scopes.window_2d(*SIZE, 7)],
+    "`window_2d`, size 2; other heads `global`, of averages": [scopes.window_2d(*SIZE, 2), EVERYTHING],
+    "`window_2d`, size 8, and 3 pixels around it": [around_blocks(8, 3)],
+    "a row and a column": [same(ROWS, 0 * COLUMNS) | same(0 * ROWS, COLUMNS)],
+    "every n-th row and column, 7 x 7 in all": [same(ROWS % 4, COLUMNS % 2)],
+}
+
+
+def weights_of(name):
+    """Of two random images, (2, heads, queries, keys)."""
+    return Case(name, channels=48).build().attention(torch.randn(2, 48, *SIZE, dtype=torch.float64)).detach()
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_scope_of_a_block_is_what_its_weights_show(name):
+    """Weights of what is not seen are exactly zero, in every head and image, and others are not."""
+    word, weights = STEPS[name].scope, weights_of(name)
+    seen = (weights != 0).any(0)
+    if name == "nonlocal_concat":  # its ReLU closes some pairs, but no pixel to all
+        seen = seen.any(1, keepdim=True) & seen.any(2, keepdim=True)
+    if word == "the 4 best of 7 x 7 tiles":
+        tile = same(ROWS // 4, COLUMNS // 2).double()
+        for image in (weights != 0).any(1).double():
+            assert (image.sum(1) == 4 * 8).all()
+            assert torch.equal(image @ tile / 8, image)  # whole tiles
+            assert torch.equal(tile @ image / 8, image)  # the same for a tile of queries
+        return
+    expected = MASKS.get(word, [EVERYTHING])
+    assert word in MASKS or word.startswith("`global`")
+    assert all(any((head == mask).all() for mask in expected) for head in seen)
+    assert all(any((head == mask).all() for head in seen) for mask in expected)
+    assert (weights.shape[2] != weights.shape[3]) == word.startswith("`global`, of ")
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_distribution_of_a_block_is_what_its_weights_show(name):
+    """Weights of either sign have none; those of a softmax sum to one, or to less where the zeros around count."""
+    word, weights = STEPS[name].distribution, weights_of(name)
+    assert (weights < 0).any() == word.startswith("none")
+    if word.startswith("`softmax`") and name != "outlook":  # adds up windows
+        total = weights.sum(-1)
+        assert (total < 1 + 1e-9).all()
+        inside = total.unflatten(2, SIZE)[..., 3:-3, 3:-3]
+        assert name == "halo" or (inside > 1 - 1e-9).all()  # all of its windows reach beyond this map

@@ -48,6 +48,8 @@ BAD_OPTIONS = [
     ("coord", "rd_min", 0, "rd_min must be at least one, got 0"),
     ("sk", "groups", 0, "0 groups do not divide 16 channels"),
     ("sk", "groups", 5, "5 groups do not divide 16 channels"),
+    ("halo", "groups", 3, "halo: 3 groups do not divide 16 channels"),
+    ("cot", "groups", 0, "cot: 0 groups do not divide 16 channels"),
     ("splat", "radix", 0, "splat needs radix above zero, got 0"),
     ("splat", "groups", -1, "splat needs groups above zero, got -1"),
     ("mhsa", "size", 0, "mhsa needs size above zero, got 0"),

@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from tests.blocks.case import Case
-from tests.blocks.parts import Array, Oracle, array, bias, bottleneck, linear, matrix, norm
+from tests.blocks.parts import Array, Oracle, array, bias, bottleneck, linear, matrix, norm, thirds
 from tests.reference.blocks import (
     bam,
     cbam,
@@ -91,7 +91,7 @@ def embedded(m: nn.Module) -> tuple[Any, ...]:
 
 
 def mhsa_parts(m: nn.Module, x: Array) -> tuple[Any, ...]:
-    wq, wk, wv = np.split(matrix(m.qkv), 3)
+    wq, wk, wv = (w for w, _ in thirds(m.qkv))
     rel_h = mhsa.resample_offsets(array(m.rel_h), x.shape[2])
     rel_w = mhsa.resample_offsets(array(m.rel_w), x.shape[3])
     return x, wq, wk, wv, rel_h, rel_w, m.heads
@@ -104,7 +104,7 @@ def sk_parts(m: nn.Module) -> tuple[Any, ...]:
 
 
 def splat_output(m: nn.Module, x: Array) -> Array:
-    first, second = (*linear(m.fc1), norm(m.bn1)), linear(m.fc2)
+    first, second = (array(m.fc1.weight), bias(m.fc1), norm(m.bn1)), (array(m.fc2.weight), bias(m.fc2))
     y = splat.split_attention(x, array(m.conv.weight), norm(m.bn0), *first, *second, m.radix, m.groups)
     margin = ((0, 0), (0, 0), (1, 1), (1, 1))
     return y if m.stride == 1 else average_pool(np.pad(y, margin), 3, m.stride, 0)  # counts the zeros around the map
@@ -207,6 +207,9 @@ VARIANTS = [
     Case("nonlocal_dot", {"subsample": 2}),
     Case("nonlocal_concat", {"subsample": 2}),
     Case("mhsa", {"heads": 2, "size": 7}),
+    Case("mhsa", {"out_channels": 24, "groups": 4}, sizes=((7, 5),)),
+    Case("mhsa", {"heads": 2, "groups": 8}, sizes=((7, 5),)),
+    Case("lka", {"groups": 4}, sizes=((7, 5),)),
     Case("hard", {"glimpses": 3, "window": 2, "fill": "mean"}, sizes=((7, 5), (33, 17))),
     Case("hard", {"glimpses": 1.0, "signal": "reinforce"}),
     Case("hard_topk", {"glimpses": 2, "window": 3}, sizes=((7, 5), (33, 17))),
@@ -260,6 +263,7 @@ MUTATIONS = [
     ("nonlocal_concat", {}, "return F.relu(alpha", "return abs(alpha"),
     ("nonlocal_concat", {}, "alpha * values + weighted", "alpha * values"),
     ("mhsa", {}, "position - position[:, None] + length - 1", "position[:, None] - position + length - 1"),
+    ("mhsa", {"groups": 4}, "(self.groups, 3, -1)).transpose(1, 2)", "(3, self.groups, -1))"),
     ("mhsa", {}, "scale=value.shape[3] ** -0.5", "scale=(heads * value.shape[3]) ** -0.5"),
     ("double", {}, "self.distribute(x).flatten(-2), dim=-2", "self.distribute(x).flatten(-2), dim=-1"),
     ("hard", {"glimpses": 3, "window": 2}, "F.avg_pool2d(e, self.window, stride=1)", "e[..., 1:, 1:]"),

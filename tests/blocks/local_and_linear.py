@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from tests.blocks.case import Case
-from tests.blocks.parts import Array, Oracle, array, bias, linear, matrix, norm
+from tests.blocks.parts import Array, Oracle, array, bias, dense, linear, matrix, norm, thirds
 from tests.reference.blocks import (
     acmix,
     aug,
@@ -66,12 +66,8 @@ def pooled(x: Array, stride: int) -> Array:
     return x if stride == 1 else average_pool(np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), 3, stride, 0)
 
 
-def thirds(conv: nn.Conv2d) -> list[tuple[Array, Array]]:
-    return list(zip(np.split(matrix(conv), 3), np.split(bias(conv), 3), strict=True))
-
-
 def sasa_parts(m: nn.Module) -> tuple[Any, ...]:
-    return (*np.split(matrix(m.qkv), 3), array(m.rel_h), array(m.rel_w), m.heads)
+    return (*(w for w, _ in thirds(m.qkv)), array(m.rel_h), array(m.rel_w), m.heads)
 
 
 def halo_parts(m: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -111,7 +107,7 @@ def acmix_weights(m: nn.Module, x: Array) -> Array:
 
 def cot_weights_of(m: nn.Module) -> dict[str, Any]:
     return {
-        "key": array(m.static[0].weight),
+        "key": np.concatenate([np.split(rows, 4, 1)[i] for i, rows in enumerate(np.split(dense(m.static[0]), 4))]),
         "bn_key": norm(m.static[1]),
         "first": matrix(m.theta),
         "bn_first": norm(m.bn_theta),
@@ -156,7 +152,7 @@ def aug_parts(m: nn.Module, x: Array) -> dict[str, Any]:
 
 def aug_output(m: nn.Module, x: Array) -> Array:
     def run(x: Array) -> Array:
-        conv, out = (array(m.conv.weight), bias(m.conv)), linear(m.out)
+        conv, out = (dense(m.conv), bias(m.conv)), linear(m.out)
         return aug.augmented_convolution(x, conv=conv, out=out, **aug_parts(m, x))
 
     own, s = m.conv.out_channels, m.stride
@@ -274,6 +270,13 @@ VARIANTS = [
     Case("aug", {"heads": 2, "kernel_size": 5, "size": 7}),
     Case("aug", {"key_ratio": 4.0, "value_ratio": 0.5, "heads": 4}),
     Case("aug", ELSEWHERE),
+    *(
+        Case(name, {**ELSEWHERE, "groups": 4}, sizes=((8, 6),))
+        for name in ("sasa", "halo", "acmix", "cot", "lambda", "aug")
+    ),
+    *(Case(name, {"heads": 4, "groups": 2}, sizes=((7, 5),)) for name in ("sasa", "halo", "acmix", "lambda", "aug")),
+    *(Case("cot", {"groups": groups}, sizes=((7, 5),)) for groups in (2, 8)),
+    Case("halo", {"heads": 2, "groups": 16}, sizes=((7, 5),)),  # of one channel
     Case("axial", {"heads": 2, "size": 7}),
     Case("criss_cross", {"recurrence": 1}),
     Case("criss_cross", {"recurrence": 3, "rd_ratio": 1 / 4}),
@@ -286,13 +289,13 @@ VARIANTS = [
 
 # block, options, line as it is, line with the mistake
 MUTATIONS = [
-    ("sasa", {}, "scale=1.0", "scale=value.shape[3] ** -0.5"),
+    ("sasa", {}, "value, scale=1.0", "value, scale=value.shape[3] ** -0.5"),
     ("sasa", {}, "rel_w[index]", "rel_h[index]"),
     ("sasa", {}, "mask=tiling.nearby(qkv.device)", "mask=None"),
     ("halo", {}, "scale=rel_h.shape[1] ** -0.5", "scale=1.0"),
-    ("halo", {}, "row - torch.arange(0, self.tile", "-row + torch.arange(0, self.tile"),
+    ("halo", {}, "keys - queries[:, None]", "queries[:, None] - keys"),
     ("halo", {"stride": 2}, "torch.arange(0, self.tile, self.stride,", "torch.arange(self.tile // self.stride,"),
-    ("acmix", {}, "reflected(each, tiling.halo)", "F.pad(each, [tiling.halo] * 4)"),
+    ("acmix", {}, "reflected(each, tiling.halo)", "torch.nn.functional.pad(each, [tiling.halo] * 4)"),
     ("acmix", {}, "torch.stack(torch.meshgrid(across, down", "torch.stack(torch.meshgrid(-across, down"),
     ("acmix", {}, "transpose(1, 2).flatten(1, 2)  # (B, d·9, N)", "flatten(1, 2)"),
     ("cot", {}, "(-1, self.planes))", "(self.planes, -1)).transpose(1, 2)"),

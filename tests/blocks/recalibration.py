@@ -141,6 +141,7 @@ VARIANTS = [
     Case("psa", {"rd_ratio": 1 / 2}),
     Case("psa", {"rd_ratio": 1 / 16}, channels=64),
     Case("psa", {"out_channels": 24, "stride": 2}),  # in the place of a convolution
+    Case("psa", {"groups": 4}, channels=48, sizes=((7, 5),)),
     Case("ela", {"kernel_size": 5, "norm_groups": 32}, channels=32),
     Case("ela", {"group_width": 8}),
     Case("gam", {"rd_ratio": 1 / 4}),

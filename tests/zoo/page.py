@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 
 from tests.zoo.docstrings import Documentation, read, summary
+from tests.zoo.steps import STEPS
 from tests.zoo.taxonomy import DEFINITIONS, taxa
 from visattn.blocks import FAMILIES, block_info, create_block, csra, list_blocks
 from visattn.counting import count_macs, count_parameters
@@ -43,6 +44,14 @@ TAXONOMY = """
 {definitions}
 The words are those of Niu, Zhong and Yu, *A review on the attention mechanism of deep learning*, Neurocomputing 2021.
 Blocks are in their place by their family and by the shape of the weights they use.
+
+"""
+STEP_BY_STEP = """
+### Self-attention, step by step
+
+Which keys answer a query, and how, how answers become weights, and which keys a query may see at all. Words in code are
+those of `visattn.core`: `SCORES`, `DISTRIBUTIONS` and `SCOPES`. Sizes are those of the default options; a test compares
+the scopes with the weights that are zero.
 
 """
 HEAD = """
@@ -106,7 +115,9 @@ def markdown(every: list[Row]) -> str:
     text += TAXONOMY.format(definitions=DEFINITIONS)
     columns = ["softness", "form", "input", "output", "who"]
     places = [[t.softness, t.form, t.inputs, t.outputs, ", ".join(names)] for t, names in taxa().items()]
-    text += as_markdown(Table(columns, places, "", texts=5))
+    text += as_markdown(Table(columns, places, "", texts=5)) + STEP_BY_STEP
+    steps = [[f"[`{name}`](#{name})", *each] for name, each in STEPS.items()]
+    text += as_markdown(Table(["block", "score", "distribution", "scope"], steps, "", texts=4))
     for family in FAMILIES:
         text += f"\n## {family.capitalize()} attention\n"
         text += "".join(f"\n{entry(by_name[name])}" for name in list_blocks(family=family))

@@ -17,7 +17,8 @@ pixels, which that code does not take, and a map may have any size for a stride 
 0, s, 2s, ...). As there, the channels of the two parts are added in different orders: the attention's head by head, the
 convolution's channel by channel. The term q_i·e_i is the same for all j, and the bias of e likewise: softmax does not
 notice them. The bias is kept as the authors have it, the term is not computed. Four heads where they divide the
-channels, else the largest smaller number that does. Common copies compute the same.
+channels, else the largest smaller number that does. ``groups``, as a convolution has them, are ours: those of the three
+1x1 convolutions; ``mix`` joins all heads as ever. Common copies compute the same.
 
 >>> import torch
 >>> acmix = ACmix(64)
@@ -34,16 +35,14 @@ from typing import Any
 
 import torch
 import torch.fx
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
-from visattn.blocks.primitives import Pointwise
+from visattn.blocks.primitives import Pointwise, Projections
 from visattn.blocks.widths import fitting_heads, odd, output_width
 from visattn.blocks.windows import Tiling, pixel_numbers, reflected
 from visattn.core.arguments import Device, DType
-from visattn.core.attention import fused_attention
-from visattn.core.energies import dot
+from visattn.core.attention import attention_weights, fused_attention
 
 TAPS = 9  # of the 3x3 convolution
 
@@ -87,6 +86,7 @@ class ACmix(nn.Module):
         stride: there are queries and taps only at every so many-th row and column.
         kernel_size: side of the attention's window; an odd number.
         heads: must divide the channels of the output; at most 4 unless given.
+        groups: of the convolutions that make queries, keys and values; a multiple of the heads, or the reverse.
     """
 
     def __init__(
@@ -97,17 +97,18 @@ class ACmix(nn.Module):
         stride: int = 1,
         kernel_size: int = 7,
         heads: int | None = None,
+        groups: int = 1,
         device: Device = None,
         dtype: DType = None,
     ) -> None:
         super().__init__()
-        width = output_width("acmix", channels, out_channels, stride)
+        width = output_width("acmix", channels, out_channels, stride, groups)
         odd("acmix", most=63, kernel_size=kernel_size)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.heads = fitting_heads("acmix", width, heads, most=4)
+        self.heads = fitting_heads("acmix", width, heads, most=4, groups=groups)
         self.head_dim = width // self.heads
         self.tiling = Tiling(stride * -(-kernel_size // stride), kernel_size // 2, stride)
-        self.qkv = Pointwise(channels, 3 * width, **factory)
+        self.qkv = Projections(channels, 3 * width, groups=groups, **factory)
         self.position = Pointwise(2, self.head_dim, **factory)
         self.mix = Pointwise(3 * self.heads, TAPS, bias=False, **factory)
         self.shift = nn.Conv2d(
@@ -131,8 +132,8 @@ class ACmix(nn.Module):
         """What every query (row) takes from every position, (B, heads, N', N); a pixel and its reflections as one."""
         qkv = self.qkv(x)
         query, key, _ = tokens(qkv, self.position(coordinates(qkv)), self.heads, self.tiling)
-        energies = dot(query, key) * self.head_dim**-0.5
-        weights = F.softmax(energies.masked_fill(~self.tiling.nearby(x.device), -torch.inf), dim=-1).to(x.dtype)
+        visible = self.tiling.nearby(x.device)
+        weights = attention_weights(query, key, scale=self.head_dim**-0.5, mask=visible).to(x.dtype)
         return self.tiling.spread(weights, reflected(pixel_numbers(x), self.tiling.halo))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ Differences from the paper: the paper's tables are bound to one map size S; here
 linear interpolation, as in ``mhsa``. d_k and d_v are rounded down to a multiple of the heads, which with the least of
 20 gives the published 25.8 M and 45.4 M parameters of ResNet-50 and -101; the 20.7 M of ResNet-34 are not reproduced
 (22.0 M here, whichever of the two convolutions is replaced). Eight heads, but no more than half of the channels. The
-paper does not say what it does for a stride: here the convolution has it, and attention works on a 3x3 average pooling
-of that stride. A widely copied version draws new tables in every forward pass.
+paper does not say what it does for groups: here they are those of conv, and d_v is a multiple of them, too. Nor for a
+stride: here the convolution has it, and attention works on a 3x3 average pooling of that stride. A widely copied
+version draws new tables in every forward pass.
 
 >>> import torch
 >>> aug = AugmentedConvolution(64)
@@ -27,6 +28,7 @@ torch.Size([2, 32, 4, 3])
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -39,8 +41,7 @@ from visattn.blocks.primitives import Pointwise
 from visattn.blocks.widths import odd, output_width
 from visattn.blocks.windows import start_tables, with_offsets
 from visattn.core.arguments import Device, DType, positive
-from visattn.core.attention import fused_attention, merge_heads
-from visattn.core.energies import dot
+from visattn.core.attention import attention_weights, fused_attention, merge_heads
 
 FEWEST = 20  # channels of a head's keys
 
@@ -76,6 +77,7 @@ class AugmentedConvolution(nn.Module):
         key_ratio: channels of all keys as a fraction of those of the output.
         value_ratio: channels of all values, which the convolution has less, as a fraction of those of the output.
         size: side S of the map that the position tables are stored for.
+        groups: of the convolution; they also divide the channels of the values.
     """
 
     def __init__(
@@ -89,11 +91,12 @@ class AugmentedConvolution(nn.Module):
         key_ratio: float = 0.2,
         value_ratio: float = 0.1,
         size: int = 14,
+        groups: int = 1,
         device: Device = None,
         dtype: DType = None,
     ) -> None:
         super().__init__()
-        width = output_width("aug", channels, out_channels, stride)
+        width = output_width("aug", channels, out_channels, stride, groups)
         odd("aug", kernel_size=kernel_size)
         heads = min(8, max(1, width // 2)) if heads is None else heads
         positive("aug", heads=heads, key_ratio=key_ratio, value_ratio=value_ratio, size=size)
@@ -101,10 +104,12 @@ class AugmentedConvolution(nn.Module):
         self.heads = heads
         self.stride = stride
         self.key_dim = max(FEWEST, int(width * key_ratio) // heads)
-        keys, values = heads * self.key_dim, heads * max(1, int(width * value_ratio) // heads)
+        step = math.lcm(heads, groups)
+        keys, values = heads * self.key_dim, step * max(1, int(width * value_ratio) // step)
         if values >= width:
             raise ValueError(f"aug: {values} channels of attention leave none of {width} to the convolution")
-        self.conv = nn.Conv2d(channels, width - values, kernel_size, stride=stride, padding=kernel_size // 2, **factory)
+        settings: dict[str, Any] = {"stride": stride, "padding": kernel_size // 2, "groups": groups, **factory}
+        self.conv = nn.Conv2d(channels, width - values, kernel_size, **settings)
         self.kqv = Pointwise(channels, 2 * keys + values, **factory)
         self.out = Pointwise(values, values, **factory)
         self.rel_h = nn.Parameter(torch.empty(2 * size - 1, self.key_dim, **factory))
@@ -121,7 +126,7 @@ class AugmentedConvolution(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other, (B, heads, N, N)."""
         query, key, _ = tokens(self.kqv(self._pooled(x)), self.rel_h, self.rel_w, self.heads)
-        return F.softmax(dot(query, key) * self.key_dim**-0.5, dim=-1).to(x.dtype)
+        return attention_weights(query, key, scale=self.key_dim**-0.5).to(x.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride)."""

@@ -40,8 +40,7 @@ from visattn.blocks.base import laid_out_like, register_block
 from visattn.blocks.tokens import from_tiles, padded, start_small, tiles, to_heads, to_map
 from visattn.blocks.widths import fitting_heads, odd
 from visattn.core.arguments import Device, DType, positive
-from visattn.core.attention import fused_attention
-from visattn.core.distributions import softmax
+from visattn.core.attention import attention_weights, fused_attention
 from visattn.core.energies import dot
 from visattn.core.precision import precise, without_autocast
 
@@ -107,7 +106,7 @@ class BiLevelRouting(nn.Module):
         region = (row[:, None] * self.regions + column).flatten()  # of every pixel
         choice = F.one_hot(self._chosen(full), self.regions**2).sum(2).bool()  # (B, S², S²)
         visible = choice[:, region][:, :, region].unsqueeze(1)
-        weights = softmax((dot(query, key) * self.scale).masked_fill(~visible, -torch.inf)).to(x.dtype)
+        weights = attention_weights(query, key, scale=self.scale, mask=visible).to(x.dtype)
         weights = weights.unflatten(3, (height, width)).unflatten(2, (height, width))
         inside = weights[:, :, : x.shape[2], : x.shape[3], : x.shape[2], : x.shape[3]]
         return inside.flatten(4).flatten(2, 3)

@@ -15,9 +15,9 @@ weights per pixel for every eight channels, C/8 apart; they are not normalised b
 
 Differences from the paper: none from the authors' code, which produced the published figures (the norms are there
 alone). As there, a stride is a 3x3 average pooling before the block. Other numbers of channels going out than coming in
-are ours: f, W_θ and V map to them. Eight channels share a plane and f has four groups where the numbers of channels are
-divisible, else the largest common divisor. Widely copied versions take a softmax over the whole map and simply add both
-contexts.
+are ours: f, W_θ and V map to them. So are ``groups`` of f and V, what keys and values are made with; f keeps within its
+four, too. Eight channels share a plane and f has four groups where the numbers of channels are divisible, else the
+largest common divisor. Widely copied versions take a softmax over the whole map and simply add both contexts.
 
 >>> import torch
 >>> cot = ContextualTransformer(64)
@@ -53,6 +53,7 @@ class ContextualTransformer(nn.Module):
         out_channels: of the output; as many as of the input unless given.
         stride: of an average pooling before the block.
         kernel_size: side of the window; an odd number.
+        groups: of the convolutions that make keys and values; the keys keep to their own four as well.
     """
 
     def __init__(
@@ -62,19 +63,21 @@ class ContextualTransformer(nn.Module):
         out_channels: int | None = None,
         stride: int = 1,
         kernel_size: int = 3,
+        groups: int = 1,
         device: Device = None,
         dtype: DType = None,
     ) -> None:
         super().__init__()
-        width = output_width("cot", channels, out_channels, stride)
+        width = output_width("cot", channels, out_channels, stride, groups)
         odd("cot", kernel_size=kernel_size)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.stride = stride
         self.kernel_size = kernel_size
         self.planes = width // math.gcd(width, 8)
-        groups, hidden, descriptor = math.gcd(math.gcd(channels, width), 4), max(1, width // 2), max(width // 2, 32)
+        own, hidden, descriptor = math.gcd(channels, width, 4), max(1, width // 2), max(width // 2, 32)
+        keys: dict[str, Any] = {"padding": kernel_size // 2, "groups": math.lcm(groups, own), "bias": False}
         self.static = nn.Sequential(
-            nn.Conv2d(channels, width, kernel_size, padding=kernel_size // 2, groups=groups, bias=False, **factory),
+            nn.Conv2d(channels, width, kernel_size, **keys, **factory),
             nn.BatchNorm2d(width, **factory),
             nn.ReLU(),
         )
@@ -82,7 +85,9 @@ class ContextualTransformer(nn.Module):
         self.bn_theta = nn.BatchNorm2d(hidden, **factory)
         self.delta = Pointwise(hidden, self.planes * kernel_size**2, **factory)
         self.norm = nn.GroupNorm(self.planes, self.planes * kernel_size**2, **factory)
-        self.value = nn.Sequential(Pointwise(channels, width, bias=False, **factory), nn.BatchNorm2d(width, **factory))
+        self.value = nn.Sequential(
+            Pointwise(channels, width, bias=False, groups=groups, **factory), nn.BatchNorm2d(width, **factory)
+        )
         self.bn_dynamic = nn.BatchNorm2d(width, **factory)
         self.fc1 = Pointwise(width, descriptor, **factory)
         self.bn = nn.BatchNorm2d(descriptor, **factory)

@@ -33,15 +33,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
 from visattn.blocks.tokens import to_heads, to_map
 from visattn.blocks.windows import by_column, by_row, with_places
 from visattn.core.arguments import Device, DType, positive
-from visattn.core.attention import fused_attention
-from visattn.core.energies import dot
+from visattn.core.attention import attention_weights, fused_attention
 from visattn.core.precision import precise
 
 
@@ -143,7 +141,7 @@ class Generalized(nn.Module):
 
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every key, (B, heads, N, M)."""
-        return F.softmax(dot(*self._queries_keys(x, self._few(x))), dim=-1).to(x.dtype)
+        return attention_weights(*self._queries_keys(x, self._few(x)), scale=1.0).to(x.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """The input plus what each position has collected, (B, C, H, W)."""

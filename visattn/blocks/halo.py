@@ -14,10 +14,10 @@ Differences from the paper: its equation has no 1/sqrt(d); here it is on both te
 authors. They released no code, so the form of the embeddings (that of ``mhsa``; the paper gives none) and the border
 are ours: pixels outside the map have keys and values of zero but stay in the softmax, and a map that is not made of
 whole blocks is continued with zeros and cut again. There is no output projection, as the published parameter counts of
-HaloNet-H0 to H4 show. Eight heads where they divide the channels, else the largest smaller number that does. With a
-stride, only every so many-th row and column has queries, as in the paper. timm's ``HaloAttn`` stores 2h rows of its
-tables that it never reads, and with a stride takes wrong offsets; widely copied versions mask the map instead of the
-border.
+HaloNet-H0 to H4 show. Eight heads where they divide the channels, else the largest smaller number that does.
+``groups``, as a convolution has them, are ours: those of the three 1x1 convolutions. With a stride, only every so
+many-th row and column has queries, as in the paper. timm's ``HaloAttn`` stores 2h rows of its tables that it never
+reads, and with a stride takes wrong offsets; widely copied versions mask the map instead of the border.
 
 >>> import torch
 >>> halo = HaloAttention(64)
@@ -38,12 +38,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
-from visattn.blocks.primitives import Pointwise
+from visattn.blocks.primitives import Projections
 from visattn.blocks.widths import fitting_heads, output_width
 from visattn.blocks.windows import Tiling, by_column, by_row, pixel_numbers, start_tables, with_places
 from visattn.core.arguments import Device, DType, positive
-from visattn.core.attention import fused_attention
-from visattn.core.energies import dot
+from visattn.core.attention import attention_weights, fused_attention
 
 WIDEST = 64  # pixels of a block, and around it: each of its pixels looks at all of them
 
@@ -79,6 +78,7 @@ class HaloAttention(nn.Module):
         block: side b of a block.
         halo: pixels h around it that are seen, too.
         heads: must divide the channels of the output; at most 8 unless given.
+        groups: of the convolutions that make queries, keys and values; a multiple of the heads, or the reverse.
     """
 
     def __init__(
@@ -90,11 +90,12 @@ class HaloAttention(nn.Module):
         block: int = 8,
         halo: int = 3,
         heads: int | None = None,
+        groups: int = 1,
         device: Device = None,
         dtype: DType = None,
     ) -> None:
         super().__init__()
-        width = output_width("halo", channels, out_channels, stride)
+        width = output_width("halo", channels, out_channels, stride, groups)
         positive("halo", block=block)
         if halo < 0:
             raise ValueError(f"halo needs a halo of 0 pixels or more, got {halo}")
@@ -103,23 +104,23 @@ class HaloAttention(nn.Module):
         if block % stride:
             raise ValueError(f"halo needs a stride that divides its blocks of {block} pixels, got {stride}")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.heads = fitting_heads("halo", width, heads)
+        self.heads = fitting_heads("halo", width, heads, groups=groups)
         self.head_dim = width // self.heads
         self.tiling = Tiling(block, halo, stride)
-        self.qkv = Pointwise(channels, 3 * width, bias=False, **factory)
+        self.qkv = Projections(channels, 3 * width, bias=False, groups=groups, **factory)
         self.rel_h = nn.Parameter(torch.empty(2 * (block + halo) - 1, self.head_dim, **factory))
         self.rel_w = nn.Parameter(torch.empty(2 * (block + halo) - 1, self.head_dim, **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Projections that keep the size of numbers, position tables of unit length on average."""
-        nn.init.normal_(self.qkv.weight, std=self.qkv.in_channels**-0.5)
+        nn.init.normal_(self.qkv.weight, std=self.qkv.weight.shape[1] ** -0.5)
         start_tables(self.rel_h, self.rel_w)
 
     def attention(self, x: Tensor) -> Tensor:
         """What every query (row) takes from every position, (B, heads, N', N); the rest of a row is outside the map."""
         query, key, _ = tokens(self.qkv(x), self.rel_h, self.rel_w, self.heads, self.tiling)
-        weights = F.softmax(dot(query, key) * self.head_dim**-0.5, dim=-1).to(x.dtype)
+        weights = attention_weights(query, key, scale=self.head_dim**-0.5).to(x.dtype)
         return self.tiling.spread(weights, pixel_numbers(x, self.tiling.halo))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ C/G = 16 channels of a group (``group_channels``) share a kernel. Pixels outside
 Differences from the paper: none from the authors' code, where the norm, the bias and the initialisation are. As there,
 with a stride the kernels are made of the averages of stride x stride pixels; here that may be fewer at the end of a map
 whose size is no multiple of it. Another number of channels going out than coming in is ours: ``value``, a 1x1
-convolution, maps to it first. Groups have 16 channels where that divides them, else the largest common divisor.
+convolution, maps to it first. Groups have 16 channels where that divides them, else the largest common divisor. These
+groups share a kernel; those of a convolution say which channels are added up, and here none are: y_c is made of x_c
+alone, and only the kernels of all channels.
 
 >>> import torch
 >>> involution = Involution(64)

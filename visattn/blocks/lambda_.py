@@ -13,8 +13,10 @@ outside the map.
 
 Differences from the paper: none in the equation, which is that of its listing; other code was announced and cannot be
 found, so the initialisation is ours (that of timm). Four heads where they divide the channels, else the largest smaller
-number that does. How the paper strides is not certain: here the output is averaged over stride x stride pixels. timm's
-``LambdaLayer`` is the same with a bias on E; copies take the softmax over the k channels, but it is over positions.
+number that does. How the paper strides is not certain: here the output is averaged over stride x stride pixels.
+``groups`` are ours: those of V, what a convolution would sum up; queries and keys, which say where, are made of all
+channels. timm's ``LambdaLayer`` is the same with a bias on E; copies take the softmax over the k channels, but it is
+over positions.
 
 There are no attention weights in this layer; :meth:`attention` returns the equivalent linear ones, q_n·(K_m + E_{m-n}).
 
@@ -53,6 +55,7 @@ class LambdaLayer(nn.Module):
         key_channels: k of a query and a key.
         kernel_size: side r of the window of the positions; an odd number.
         heads: queries for every pixel; must divide the channels of the output; at most 4 unless given.
+        groups: of the convolution that makes the values; must divide those of a head.
     """
 
     def __init__(
@@ -64,20 +67,21 @@ class LambdaLayer(nn.Module):
         key_channels: int = 16,
         kernel_size: int = 23,
         heads: int | None = None,
+        groups: int = 1,
         device: Device = None,
         dtype: DType = None,
     ) -> None:
         super().__init__()
-        width = output_width("lambda", channels, out_channels, stride)
+        width = output_width("lambda", channels, out_channels, stride, groups)
         positive("lambda", key_channels=key_channels)
         odd("lambda", kernel_size=kernel_size)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.heads = fitting_heads("lambda", width, heads, most=4)
+        self.heads = fitting_heads("lambda", width, heads, most=4, parts=groups)
         self.stride = stride
         self.query = Pointwise(channels, self.heads * key_channels, bias=False, **factory)
         self.bn_query = nn.BatchNorm1d(self.heads * key_channels, **factory)
         self.key = Pointwise(channels, key_channels, bias=False, **factory)
-        self.value = Pointwise(channels, width // self.heads, bias=False, **factory)
+        self.value = Pointwise(channels, width // self.heads, bias=False, groups=groups, **factory)
         self.bn_value = nn.BatchNorm2d(width // self.heads, **factory)
         self.embedding = nn.Conv2d(1, key_channels, kernel_size, padding=kernel_size // 2, bias=False, **factory)
         self.reset_parameters()
@@ -85,7 +89,7 @@ class LambdaLayer(nn.Module):
     def reset_parameters(self) -> None:
         """Projections that keep the size of numbers, position embeddings of unit length on average."""
         for layer in (self.query, self.key, self.value):
-            nn.init.trunc_normal_(layer.weight, std=layer.in_channels**-0.5)
+            nn.init.trunc_normal_(layer.weight, std=layer.weight.shape[1] ** -0.5)
         nn.init.trunc_normal_(self.embedding.weight, std=self.embedding.out_channels**-0.5)
 
     def _queries_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:

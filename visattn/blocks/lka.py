@@ -7,7 +7,8 @@ Guo et al., *Visual Attention Network*, Computational Visual Media 2023, https:/
 a 21x21 receptive field from a depthwise, a dilated depthwise and a pointwise convolution, without a sigmoid.
 
 Differences from the paper: none. VAN wraps this core in two more 1x1 convolutions, a GELU and a shortcut. It has no
-stride; here the output is averaged over stride x stride pixels.
+stride; here the output is averaged over stride x stride pixels. It has no groups; here, as in any such decomposition of
+a convolution, they are those of the last, pointwise one (``mix``).
 
 >>> import torch
 >>> LargeKernel(64)(torch.randn(2, 64, 8, 8)).shape
@@ -41,6 +42,7 @@ class LargeKernel(Gate):
         channels: C.
         out_channels: of the output; none but C, since the gate multiplies the input.
         stride: the output is averaged over stride x stride pixels.
+        groups: of the pointwise convolution; the others have one for every channel.
     """
 
     def __init__(
@@ -49,18 +51,19 @@ class LargeKernel(Gate):
         *,
         out_channels: int | None = None,
         stride: int = 1,
+        groups: int = 1,
         device: Device = None,
         dtype: DType = None,
     ) -> None:
         super().__init__()
-        width = output_width("lka", channels, out_channels, stride)
+        width = output_width("lka", channels, out_channels, stride, groups)
         if width != channels:
             raise ValueError(f"lka multiplies its input of {channels} channels: it cannot have an output of {width}")
         self.stride = stride
-        factory: dict[str, Any] = {"groups": channels, "device": device, "dtype": dtype}
-        self.local = nn.Conv2d(channels, channels, 5, padding=2, **factory)
-        self.distant = nn.Conv2d(channels, channels, 7, padding=9, dilation=3, **factory)
-        self.mix = nn.Conv2d(channels, channels, 1, device=device, dtype=dtype)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.local = nn.Conv2d(channels, channels, 5, padding=2, groups=channels, **factory)
+        self.distant = nn.Conv2d(channels, channels, 7, padding=9, dilation=3, groups=channels, **factory)
+        self.mix = nn.Conv2d(channels, channels, 1, groups=groups, **factory)
 
     def attention(self, x: Tensor) -> Tensor:
         """Gate (B, C, H, W), of either sign."""

@@ -11,8 +11,9 @@ where q, k, v are bias-free 1x1 convolutions (``qkv``), d = C / heads, and r^h, 
 Differences from the paper: the paper's tables are bound to one map size S; here a map of another size reads them by
 linear interpolation (the corners of the table stay the corners of the map), so that any size works. Four heads, as
 there, where they divide the channels; with a stride, the output is averaged over stride x stride pixels, as there.
-Since the positional term of a query depends on a key's row and column alone, it is written as H + W additional features
-of query (r·q) and key (one-hot), and the whole runs on the fused kernel without an N x N bias.
+``groups``, as a convolution has them, are ours: those of the three 1x1 convolutions. Since the positional term of a
+query depends on a key's row and column alone, it is written as H + W additional features of query (r·q) and key
+(one-hot), and the whole runs on the fused kernel without an N x N bias.
 
 >>> import torch
 >>> mhsa = MultiHeadSelfAttention2d(64)
@@ -29,16 +30,15 @@ from typing import Any
 
 import torch
 import torch.fx
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
+from visattn.blocks.primitives import Projections
 from visattn.blocks.tokens import to_heads
 from visattn.blocks.widths import fitting_heads, output_width
 from visattn.blocks.windows import averages, start_tables, with_offsets
 from visattn.core.arguments import Device, DType, positive
-from visattn.core.attention import fused_attention, merge_heads
-from visattn.core.energies import dot
+from visattn.core.attention import attention_weights, fused_attention, merge_heads
 
 
 def tokens(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,6 +67,7 @@ class MultiHeadSelfAttention2d(nn.Module):
         stride: the output is averaged over stride x stride pixels.
         heads: must divide C; 4, or fewer, unless given.
         size: side S of the map that the position tables are stored for.
+        groups: of the convolutions that make queries, keys and values; a multiple of the heads, or the reverse.
     """
 
     def __init__(
@@ -77,17 +78,18 @@ class MultiHeadSelfAttention2d(nn.Module):
         stride: int = 1,
         heads: int | None = None,
         size: int = 14,
+        groups: int = 1,
         device: Device = None,
         dtype: DType = None,
     ) -> None:
         super().__init__()
-        width = output_width("mhsa", channels, out_channels, stride)
+        width = output_width("mhsa", channels, out_channels, stride, groups)
         positive("mhsa", size=size)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.heads = fitting_heads("mhsa", width, heads, most=4)
+        self.heads = fitting_heads("mhsa", width, heads, most=4, groups=groups)
         self.head_dim = width // self.heads
         self.stride = stride
-        self.qkv = nn.Conv2d(channels, 3 * width, 1, bias=False, **factory)
+        self.qkv = Projections(channels, 3 * width, bias=False, groups=groups, **factory)
         self.rel_h = nn.Parameter(torch.empty(2 * size - 1, self.head_dim, **factory))
         self.rel_w = nn.Parameter(torch.empty(2 * size - 1, self.head_dim, **factory))
         self.reset_parameters()
@@ -99,7 +101,7 @@ class MultiHeadSelfAttention2d(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other, (B, heads, N, N)."""
         query, key, _ = tokens(self.qkv(x), self.rel_h, self.rel_w, self.heads)
-        return F.softmax(dot(query, key) * self.head_dim**-0.5, dim=-1).to(x.dtype)
+        return attention_weights(query, key, scale=self.head_dim**-0.5).to(x.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C_in, H, W) -> (B, C, H / stride, W / stride)."""

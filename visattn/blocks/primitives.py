@@ -189,24 +189,37 @@ class Pointwise(nn.Conv2d):
         channels: of the input.
         out_channels: of the output.
         bias: whether it has one.
+        groups: of channels that see nothing of each other.
     """
 
-    def __init__(self, channels: int, out_channels: int, *, bias: bool = True, **factory: Any) -> None:
-        super().__init__(channels, out_channels, 1, bias=bias, **factory)
+    def __init__(self, channels: int, out_channels: int, *, bias: bool = True, groups: int = 1, **factory: Any) -> None:
+        super().__init__(channels, out_channels, 1, bias=bias, groups=groups, **factory)
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C', H, W)."""
-        return pointwise(input, self.weight, self.bias)
+        return pointwise(input, self.weight, self.bias, self.groups)
 
 
-def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+class Projections(Pointwise):
+    """Queries, keys and values of a map, one after the other: three 1x1 convolutions with the same groups.
+
+    A convolution gives its groups one after the other, and here each has its own queries, keys and values.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, 3·C', H, W)."""
+        y = pointwise(input, self.weight, self.bias, self.groups)
+        return y if self.groups == 1 else y.unflatten(1, (self.groups, 3, -1)).transpose(1, 2).flatten(1, 3)
+
+
+def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int = 1) -> Tensor:
     """1x1 convolution."""
-    if x.shape[2] == 1 and x.shape[3] == 1:
+    if groups == 1 and x.shape[2] == 1 and x.shape[3] == 1:
         return F.linear(x.flatten(1), weight.flatten(1), bias)[:, :, None, None]
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        if (x.shape[3] == 1 or weight.shape[0] == 1) and is_compiled(x):
+        if groups == 1 and (x.shape[3] == 1 or weight.shape[0] == 1) and is_compiled(x):
             return F.linear(x.flatten(2).mT, weight.flatten(1), bias).mT.unflatten(2, x.shape[2:])
-    return F.conv2d(x, weight, bias)
+    return F.conv2d(x, weight, bias, groups=groups)
 
 
 torch.fx.wrap("pointwise")  # one step for torch.fx: it decides by the shape of real tensors

@@ -13,8 +13,8 @@ the place of a 3x3 convolution; a stride is that of the four.
 Differences from the paper: it joins the branches from the narrowest to the widest; the authors' code, and so this
 block, does so backwards, which matters to saved weights only. The figure suggests that each branch reads a quarter of
 x, which common copies do; in the code each reads all of it. Numbers of channels that are no multiple of 64 use the
-largest common divisors of both widths with these groups. The convolutions start as PyTorch's do; the authors' network
-draws those of all its layers anew.
+largest common divisors of both widths with these groups. ``groups`` are ours: each branch keeps within those and within
+its own. The convolutions start as PyTorch's do; the authors' network draws those of all its layers anew.
 
 >>> import torch
 >>> PyramidSplit(64)(torch.randn(2, 64, 8, 8)).shape
@@ -49,6 +49,7 @@ class PyramidSplit(nn.Module):
         out_channels: C of the output, a multiple of four; as many as of the input unless given.
         stride: of the four convolutions.
         rd_ratio: width of the bottleneck as a fraction of C/4.
+        groups: of the four convolutions, besides their own; must divide C/4.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class PyramidSplit(nn.Module):
         out_channels: int | None = None,
         stride: int = 1,
         rd_ratio: float = 1 / 16,
+        groups: int = 1,
         device: Device = None,
         dtype: DType = None,
     ) -> None:
@@ -65,12 +67,12 @@ class PyramidSplit(nn.Module):
         width = output_width("psa", channels, out_channels, stride)
         if width % 4:
             raise ValueError(f"psa divides its output into four, so it needs a multiple of 4 channels, got {width}")
+        quarter = output_width("psa", channels, width // 4, stride, groups)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        quarter = width // 4
         settings: dict[str, Any] = {"stride": stride, "bias": False, **factory}
         self.branches = nn.ModuleList(
-            nn.Conv2d(channels, quarter, k, padding=k // 2, groups=math.gcd(groups, channels, quarter), **settings)
-            for k, groups in PYRAMID
+            nn.Conv2d(channels, quarter, k, padding=k // 2, groups=math.lcm(groups, own), **settings)
+            for k, own in ((k, math.gcd(own, channels, quarter)) for k, own in PYRAMID)
         )
         hidden = reduced(quarter, rd_ratio)
         self.fc1 = Pointwise(quarter, hidden, **factory)

@@ -9,12 +9,13 @@ head by head, where q, k, v are bias-free 1x1 convolutions (``qkv``), N_k(i) is 
 (``kernel_size`` = 7), and r^h, r^w (k, d/2) are ``rel_h`` and ``rel_w``: rows speak to the first half of the d
 channels of a head, columns to the second. There is no 1/sqrt(d).
 
-Differences from the paper: none in the equation. Its text also speaks of projections within groups of channels; the
-published 18.0 M parameters of its ResNet-50 need full ones. The authors released no code, so three things are ours:
-pixels outside the map have keys and values of zero but stay in the softmax; the heads share the embeddings, which start
-with a standard deviation of 1/sqrt(d); and there are the eight heads of the paper only where twice as many divide the
-channels, else the largest smaller number that fits. With a stride, the output is averaged over stride x stride pixels,
-as in the paper. A widely copied version multiplies queries and keys without summing over channels.
+Differences from the paper: none in the equation. Its text also speaks of projections within groups of channels
+(``groups``); the published 18.0 M parameters of its ResNet-50 need full ones. The authors released no code, so three
+things are ours: pixels outside the map have keys and values of zero but stay in the softmax; the heads share the
+embeddings, which start with a standard deviation of 1/sqrt(d); and there are the eight heads of the paper only where
+twice as many divide the channels, else the largest smaller number that fits. With a stride, the output is averaged over
+stride x stride pixels, as in the paper. A widely copied version multiplies queries and keys without summing over
+channels.
 
 >>> import torch
 >>> sasa = StandAloneSelfAttention(64)
@@ -35,12 +36,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import laid_out_like, register_block
-from visattn.blocks.primitives import Pointwise
+from visattn.blocks.primitives import Projections
 from visattn.blocks.widths import fitting_heads, odd, output_width
 from visattn.blocks.windows import Tiling, averages, by_column, by_row, pixel_numbers, with_places
 from visattn.core.arguments import Device, DType
-from visattn.core.attention import fused_attention
-from visattn.core.energies import dot
+from visattn.core.attention import attention_weights, fused_attention
 
 
 def tokens(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, heads: int, tiling: Tiling) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,6 +75,7 @@ class StandAloneSelfAttention(nn.Module):
         stride: the output is averaged over stride x stride pixels.
         kernel_size: side of the window; an odd number.
         heads: twice as many must divide the channels of the output; at most 8 unless given.
+        groups: of the convolutions that make queries, keys and values; a multiple of the heads, or the reverse.
     """
 
     def __init__(
@@ -85,33 +86,33 @@ class StandAloneSelfAttention(nn.Module):
         stride: int = 1,
         kernel_size: int = 7,
         heads: int | None = None,
+        groups: int = 1,
         device: Device = None,
         dtype: DType = None,
     ) -> None:
         super().__init__()
-        width = output_width("sasa", channels, out_channels, stride)
+        width = output_width("sasa", channels, out_channels, stride, groups)
         odd("sasa", most=63, kernel_size=kernel_size)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.heads = fitting_heads("sasa", width, heads, parts=2)
+        self.heads = fitting_heads("sasa", width, heads, parts=2, groups=groups)
         self.head_dim = width // self.heads
         self.stride = stride
         self.tiling = Tiling(kernel_size, kernel_size // 2)
-        self.qkv = Pointwise(channels, 3 * width, bias=False, **factory)
+        self.qkv = Projections(channels, 3 * width, bias=False, groups=groups, **factory)
         self.rel_h = nn.Parameter(torch.empty(kernel_size, self.head_dim // 2, **factory))
         self.rel_w = nn.Parameter(torch.empty(kernel_size, self.head_dim // 2, **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Projections that keep the size of numbers, position tables of unit length on average."""
-        nn.init.normal_(self.qkv.weight, std=self.qkv.in_channels**-0.5)
+        nn.init.normal_(self.qkv.weight, std=self.qkv.weight.shape[1] ** -0.5)
         nn.init.normal_(self.rel_h, std=self.head_dim**-0.5)
         nn.init.normal_(self.rel_w, std=self.head_dim**-0.5)
 
     def attention(self, x: Tensor) -> Tensor:
         """What every position (row) takes from every other, (B, heads, N, N); the rest of a row is outside the map."""
         query, key, _ = tokens(self.qkv(x), self.rel_h, self.rel_w, self.heads, self.tiling)
-        energies = dot(query, key).masked_fill(~self.tiling.nearby(x.device), -torch.inf)
-        weights = F.softmax(energies, dim=-1).to(x.dtype)
+        weights = attention_weights(query, key, scale=1.0, mask=self.tiling.nearby(x.device)).to(x.dtype)
         return self.tiling.spread(weights, pixel_numbers(x, self.tiling.halo))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -62,11 +62,8 @@ class SelectiveKernel(nn.Module):
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        width = output_width("sk", channels, out_channels, stride)
+        width = output_width("sk", channels, out_channels, stride, 1 if groups is None else groups)
         groups = math.gcd(channels, width, 32) if groups is None else groups
-        for number in (channels, width):
-            if groups < 1 or number % groups:
-                raise ValueError(f"{groups} groups do not divide {number} channels")
         hidden = reduced(width, rd_ratio, minimum=rd_min)
         settings: dict[str, Any] = {"stride": stride, "groups": groups, "bias": False, **factory}
         self.branches = nn.ModuleList(

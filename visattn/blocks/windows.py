@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visattn.core.scopes import near, on_grid
+
 
 class Tiling(NamedTuple):
     """Tiles of b x b queries, each with the (b + 2h) x (b + 2h) keys that its queries may see.
@@ -50,15 +52,20 @@ class Tiling(NamedTuple):
         x = x.permute(0, 3, 6, 1, 4, 2, 5).flatten(5).flatten(3, 4).flatten(1, 2)  # (B, heads·d, rows, columns)
         return x[..., : whole(height, self.stride), : whole(width, self.stride)]
 
+    def rows(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The rows of the queries (b/stride,) and of the keys (b + 2h,) of a tile; the columns are the same."""
+        queries = torch.arange(0, self.tile, self.stride, device=device)
+        return queries, torch.arange(self.tile + 2 * self.halo, device=device) - self.halo
+
     def offsets(self, device: torch.device) -> Tensor:
         """How far a row of keys is below a row of queries, (b/stride, b + 2h); of columns the same."""
-        row = torch.arange(self.tile + 2 * self.halo, device=device) - self.halo
-        return row - torch.arange(0, self.tile, self.stride, device=device)[:, None]
+        queries, keys = self.rows(device)
+        return keys - queries[:, None]
 
     def nearby(self, device: torch.device) -> Tensor:
-        """Which keys are within h rows and columns of a query, ((b/stride)², (b + 2h)²)."""
-        near = self.offsets(device).abs() <= self.halo
-        return (near[:, None, :, None] & near[None, :, None, :]).flatten(2).flatten(0, 1)
+        """The scope ``local_2d`` within a tile: keys within h rows and columns, ((b/stride)², (b + 2h)²)."""
+        seen = near(*self.rows(device), self.halo)
+        return on_grid(seen, seen)
 
     def spread(self, weights: Tensor, numbers: Tensor) -> Tensor:
         """Weights of the windows' keys (B·tiles, heads, queries, keys) as those of pixels, (B, heads, N', N).

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from visattn.core.arguments import Device, DType, checked, positive
 from visattn.core.distributions import Distribution, as_distribution, softmax
+from visattn.core.energies import dot
 from visattn.core.scopes import SCOPES, LocalPredictive, Scope
 from visattn.core.scores import SCORES, DotScore, Score
 
@@ -39,6 +40,12 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float, 
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     return context[..., :width] if missing > 0 else context
+
+
+def attention_weights(query: Tensor, key: Tensor, *, scale: float, mask: Tensor | None = None) -> Tensor:
+    """The weights that :func:`fused_attention` never holds, softmax(scale q·k), in single precision at least."""
+    energies = dot(query, key) * scale
+    return softmax(energies if mask is None else energies.masked_fill(~mask, -torch.inf))
 
 
 def check_tokens(query_dim: int, key_dim: int, **tokens: Tensor) -> None:

@@ -55,17 +55,29 @@ def local(num_queries: int, num_keys: int, radius: int, *, device: Device = None
             [1, 1, 1, 0],
             [0, 1, 1, 1]], dtype=torch.int32)
     """
-    _not_negative(radius)
-    queries = torch.arange(num_queries, device=device)
-    keys = torch.arange(num_keys, device=device)
-    return (queries[:, None] - keys).abs() <= radius
+    return near(torch.arange(num_queries, device=device), torch.arange(num_keys, device=device), radius)
+
+
+def near(queries: Tensor, keys: Tensor, radius: int) -> Tensor:
+    """A key is visible to a query if their places (Nk,) and (Nq,) on a line are at most ``radius`` apart: (Nq, Nk).
+
+    >>> near(torch.tensor([0, 2]), torch.tensor([-1, 0, 1, 2]), 1).int()
+    tensor([[1, 1, 1, 0],
+            [0, 0, 1, 1]], dtype=torch.int32)
+    """
+    return (queries[:, None] - keys).abs() <= _not_negative(radius)
+
+
+def on_grid(rows: Tensor, columns: Tensor) -> Tensor:
+    """Pixels whose rows (h, H) and columns (w, W) both see each other: (h·w, H·W)."""
+    return (rows[:, None, :, None] & columns[None, :, None, :]).flatten(2).flatten(0, 1)
 
 
 def local_2d(height: int, width: int, radius: int, *, device: Device = None) -> Tensor:
     """Pixels at most ``radius`` rows and columns away, as (H·W, H·W)."""
     rows = local(height, height, radius, device=device)
     columns = local(width, width, radius, device=device)
-    return torch.kron(rows, columns)
+    return on_grid(rows, columns)
 
 
 def window_2d(height: int, width: int, size: int, *, device: Device = None) -> Tensor:
@@ -74,7 +86,7 @@ def window_2d(height: int, width: int, size: int, *, device: Device = None) -> T
         raise ValueError(f"the side of a tile is a whole number from 1 up, got {size!r}")
     row = torch.arange(height, device=device) // size
     column = torch.arange(width, device=device) // size
-    return torch.kron(row[:, None] == row, column[:, None] == column)
+    return on_grid(row[:, None] == row, column[:, None] == column)
 
 
 def _not_negative(radius: int) -> int:

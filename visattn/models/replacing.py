@@ -36,11 +36,12 @@ PROBE = (33, 18)  # height and width of a map that shows how a convolution chang
 def replace(model: nn.Module, block: str, at: str | Sequence[str], **options: Any) -> nn.Module:
     """Put a block in the place of every chosen convolution of a network, in place.
 
-    The block has the convolution's widths, stride, device and precision, and its groups if it can have groups. It
-    starts as its paper has it: what the convolution had learned is lost to the network, unlike with
-    :func:`visattn.attach`, while all other weights are kept. :func:`visattn.detach` puts the convolutions back as they
-    were. A block that ends with a norm and an activation (``sk``, ``splat``, ``cot``) also stands for those behind the
-    convolution of a timm ResNet, as in its paper.
+    The block has the convolution's widths, stride, groups, device and precision. What groups are to a block, its
+    docstring says; one that cannot have any refuses a convolution that has, unless told ``groups=1``. It starts as its
+    paper has it: what the convolution had learned is lost to the network, unlike with :func:`visattn.attach`, while all
+    other weights are kept. :func:`visattn.detach` puts the convolutions back as they were. A block that ends with a
+    norm and an activation (``sk``, ``splat``, ``cot``) also stands for those behind the convolution of a timm ResNet,
+    as in its paper.
 
     Args:
         model: any network.
@@ -88,7 +89,7 @@ def replace_at(
             raise ValueError(_no_convolution(model, name))
         if (problem := _problem(convolutions[name])) is not None:
             raise ValueError(f"{name!r} cannot be replaced: it {problem}")
-    built = {name: _built(block, convolutions[name], options) for name, options in places.items()}
+    built = {name: _built(block, name, convolutions[name], options) for name, options in places.items()}
     followed = {name: behind_convolution(model, name) if block in COMPLETE else [] for name in places}
     for name, new in built.items():
         behind = [(nn.Identity(), module) for module in followed[name]]
@@ -102,15 +103,15 @@ def replace_at(
     return model
 
 
-def _built(block: str, convolution: nn.Conv2d, options: Mapping[str, Any]) -> nn.Module:
+def _built(block: str, name: str, convolution: nn.Conv2d, options: Mapping[str, Any]) -> nn.Module:
     for option in (*OF_THE_CONVOLUTION, *PLACEMENT):
         if option in options:
             raise TypeError(f"a block has the {option} of the convolution that it replaces: leave {option}= out")
     settings: dict[str, Any] = {"out_channels": convolution.out_channels, "stride": convolution.stride[0]}
-    if "groups" in _arguments_of(block):
-        settings["groups"] = convolution.groups
     weight = convolution.weight
-    settings |= {"device": weight.device, "dtype": weight.dtype, **options}
+    settings |= {"groups": convolution.groups, "device": weight.device, "dtype": weight.dtype, **options}
+    if "groups" not in _arguments_of(block) and (groups := settings.pop("groups")) != 1:
+        raise ValueError(f"{name!r}: block {block!r} cannot have {groups} groups; groups=1 puts it there without")
     return create_block(block, convolution.in_channels, **settings).train(convolution.training)
 
 

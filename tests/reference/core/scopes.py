@@ -1,6 +1,7 @@
 """Boolean visibility masks (True = visible), shape (Nq, Nk), and the window of local-p attention."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,11 @@ def local(nq: int, nk: int, radius: int) -> Mask:
         for j in range(nk):
             mask[i, j] = abs(j - i) <= radius
     return mask
+
+
+def near(queries: Sequence[int], keys: Sequence[int], radius: int) -> Mask:
+    """|p_j - p_i| <= D of any positions."""
+    return np.array([[abs(key - query) <= radius for key in keys] for query in queries])
 
 
 def local_2d(h: int, w: int, radius: int) -> Mask:
