@@ -17,6 +17,7 @@ import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Trainer
 
+from visattn.cli import notation
 from visattn.cli.flags import MANAGED, values_of
 from visattn.cli.parser_messages import one_line
 from visattn.cli.settings_parser import create_parser, parsed, read_settings, with_files
@@ -53,7 +54,7 @@ class CommandLine:
         settings = {key: value for key, value in asdict(self.settings).items() if key not in ("resume",)}
         body = {**settings, **({"trainer": self.trainer_config} if self.trainer_config else {})}
         try:
-            text = yaml.safe_dump(body, sort_keys=False)
+            text = notation.dump(body)
         except yaml.representer.RepresenterError as error:
             name = getattr(error.args[-1], "__qualname__", shown(error.args[-1]))
             raise ValueError(f"--trainer: {name} cannot be written to a config.yaml") from None
