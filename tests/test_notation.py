@@ -51,6 +51,16 @@ def test_a_run_is_read_again_with_its_name(tmp_path, name):
     assert (again.name, again.model_options) == (name, {"a": [name]})
 
 
+def test_where_weights_come_from_stays_on_the_command_line(tmp_path):
+    options = "{drop_rate: 0.5, pretrained_cfg_overlay: {file: mine.pth}}"
+    command = parse(["--pretrained", "--model-options", options])
+    assert command.settings.model_options["pretrained_cfg_overlay"] == {"file": "mine.pth"}
+    config = tmp_path / "config.yaml"
+    config.write_text(command.to_yaml(["--pretrained", "--model-options", options]))
+    assert "mine.pth" in config.read_text().splitlines()[0]
+    assert parse(["--config", str(config)]).settings.model_options == {"drop_rate": 0.5}
+
+
 def test_flags():
     settings = parse(["--seed", "010", "--name", "#1", "--out", "~/runs", "--model-options", "{a: off}"]).settings
     assert (settings.seed, settings.name, settings.out) == (10, "#1", str(Path("~/runs").expanduser()))

@@ -20,12 +20,13 @@ from torch import nn
 
 from visattn.blocks import list_blocks
 from visattn.blocks.base import RESERVED
+from visattn.constants import ORIGIN
 from visattn.core.arguments import whole, yes_or_no
 from visattn.hard.glimpses import PREFIX, GlimpseNetwork, glimpse_config
 from visattn.hard.ram import RAM
 from visattn.hard.scout import Scout
 from visattn.listing import shown
-from visattn.models.arguments import ORIGIN, PLACEMENT
+from visattn.models.arguments import PLACEMENT
 from visattn.models.attach import Init, attach_at, check_init
 from visattn.models.places import survey_places, usual_places
 from visattn.models.replacing import replace_at
