@@ -200,7 +200,7 @@ def _no_start(init: Init, attn: str, name: str, what: str) -> str:
 def _backbone(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> nn.Module:
     """timm's model; whatever it cannot be built with is said in one line."""
     for key, value in kwargs.items():
-        if key.endswith("_rate") and not (value is None or (isinstance(value, Real) and 0 <= value <= 1)):
+        if key.endswith("_rate") and not (value is None or (isinstance(value, Real) and not value < 0 and value <= 1)):
             raise ValueError(f"{key} is a number from 0 to 1, got {shown(value)}")
     if (size := kwargs.get("img_size")) is not None:
         several = isinstance(size, tuple | list)
