@@ -69,7 +69,9 @@ def test_command(case, good, tmp_path, monkeypatch, capsys):
         code = end.code
     finally:
         watching.pop()
-    said = capsys.readouterr().err.strip().splitlines()
+    printed, said = capsys.readouterr()
+    assert "\x1b" not in printed + said, "a name told the terminal what to do"
+    said = said.strip().splitlines()
     assert said, "nothing was said"
     assert case.says in said[-1]
     assert len(said[-1]) <= LONGEST

@@ -2,6 +2,8 @@ import runpy
 import sys
 
 import pytest
+import timm
+from PIL import Image
 
 import visattn
 from visattn.blocks import block_info
@@ -53,3 +55,31 @@ def test_the_module_is_the_command(arguments, code, said, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         runpy.run_module("visattn", run_name="__main__")
     assert (end.value.code, capsys.readouterr().out) == (code, said)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["heatmap", "--weights", "\x1b[31mmodel", "--image", "\x1b[31ma.png", "--method", "gradcam"],
+        [
+            "evaluate",
+            "--weights",
+            "\x1b[31mmodel",
+            "--data",
+            "\x1b[31ma.png",
+            "--methods",
+            "gradcam",
+            "--metrics",
+            "srg",
+        ],
+    ],
+    ids=["heatmap", "evaluate"],
+)
+def test_a_terminal_is_told_nothing_by_the_names_of_files(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    visattn.save_model(timm.create_model("test_resnet", num_classes=2), "\x1b[31mmodel")
+    Image.new("RGB", (64, 64), "red").save("\x1b[31ma.png")
+    assert main([*arguments, "--out", "\x1b[31mout"]) == 0
+    printed, said = capsys.readouterr()
+    assert "\ufffd[31mout/index.html" in printed
+    assert "\x1b" not in printed + said

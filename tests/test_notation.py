@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from visattn.cli import notation
-from visattn.cli.parsing import parse
+from visattn.cli.parsing import CommandLine, parse
 from visattn.files import configs_folder
+from visattn.training.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,24 @@ def test_configs_mean_what_they_meant(file):
     assert {key: float(value) if key == "lr" else value for key, value in read.items()} == {
         key: float(value) if key == "lr" else value for key, value in before.items()
     }
+
+
+@pytest.mark.parametrize("name", ["1e3", "0o17", "0x10", ".5", "-3", "on", "no", "1:30", "2026-01-02", "'", "a: #b"])
+def test_a_run_is_read_again_with_its_name(tmp_path, name):
+    config = tmp_path / "config.yaml"
+    config.write_text(CommandLine(Settings(name=name, model_options={"a": [name]}), {}, {}).to_yaml([]))
+    again = parse(["--config", str(config)]).settings
+    assert (again.name, again.model_options) == (name, {"a": [name]})
+
+
+def test_where_weights_come_from_stays_on_the_command_line(tmp_path):
+    options = "{drop_rate: 0.5, pretrained_cfg_overlay: {file: mine.pth}}"
+    command = parse(["--pretrained", "--model-options", options])
+    assert command.settings.model_options["pretrained_cfg_overlay"] == {"file": "mine.pth"}
+    config = tmp_path / "config.yaml"
+    config.write_text(command.to_yaml(["--pretrained", "--model-options", options]))
+    assert "mine.pth" in config.read_text().splitlines()[0]
+    assert parse(["--config", str(config)]).settings.model_options == {"drop_rate": 0.5}
 
 
 def test_flags():

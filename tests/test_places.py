@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -189,3 +190,37 @@ def test_nothing_is_downloaded_and_nothing_computed_for_a_large_network():
     )
     ended = subprocess.run([sys.executable, "-c", code], env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert ended.stdout.strip().isdecimal(), ended.stderr
+
+
+@pytest.mark.parametrize("size", [160, 480])
+def test_what_the_output_reads_is_not_computed_at_the_size_of_large_images(size):
+    model = timm.create_model("test_vit").eval()
+    seen = []
+    model.patch_embed.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    rows = visattn.places(model, image_size=size)
+    computed = [each.shape[-1] for each in seen if not each.is_meta]
+    assert computed
+    assert max(computed) == 160
+    assert [row.name for row in rows if not row.read] == [row.name for row in visattn.places(model) if not row.read]
+
+
+class Odd(nn.Module):
+    """A network that holds what cannot be copied, or has weights of whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = nn.Parameter(torch.ones(3, dtype=torch.int64), requires_grad=False)
+        self.lock = threading.Lock()
+        self.inner = timm.create_model("test_vit", num_classes=3)
+        self.kept = self.inner.pos_embed * 2
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_networks_that_python_cannot_copy():
+    model, images = Odd().eval(), torch.rand(1, 3, 160, 160)
+    assert "inner.blocks.5" in [row.name for row in visattn.places(model, image_size=160) if not row.read]
+    assert count_macs(model, *images.shape) == count_macs(model.inner, *images.shape)
+    assert list(visattn.evaluate(model, images, "gradcam", "randomisation").values) == ["randomisation"]
+    assert attachments(visattn.attach(model, "se", at="blocks", example=images))

@@ -263,6 +263,15 @@ def test_a_config_can_be_read_again_whatever_was_typed_and_however_often(tmp_pat
     assert [line[:18] for line in (tmp_path / "config.yaml").read_text().splitlines()[:2]] == ["# python train.py "] * 2
 
 
+def test_a_config_keeps_the_last_commands_that_fit(tmp_path):
+    for number in range(120):
+        typed = ["--root", f"{number:04}" + "x" * 2000]
+        runs.start(Run(tmp_path), CommandLine(Settings(name="mine"), {}, {}).to_yaml(typed))
+    lines = (tmp_path / "config.yaml").read_text().splitlines()
+    assert [line[24:30] for line in lines if line.startswith("#")][-2:] == [" 0118x", " 0119x"]
+    assert parse(["--config", str(tmp_path / "config.yaml")]).settings.name == "mine"
+
+
 def test_settings_that_no_file_can_hold():
     with pytest.raises(ValueError, match="too much for a config"):
         CommandLine(Settings(model_options={"a": "x" * 60_000}), {}, {}).to_yaml([])

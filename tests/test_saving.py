@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -396,3 +397,14 @@ def test_weights_that_are_not_numbers_are_saved_as_they_are(tmp_path):
     torch.nn.init.constant_(model.fc.weight, torch.nan)
     again, _ = visattn.load_model(visattn.save_model(model, tmp_path / "broken"))
     assert again.fc.weight.isnan().all()
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    model = timm.create_model("test_vit", num_classes=np.int64(4))
+    card = json.loads((visattn.save_model(model, tmp_path / "a") / "model.json").read_text())
+    assert card["model"]["num_classes"] == 4
+    model = visattn.create_model("test_vit", img_size=np.int64(64), drop_rate=np.float32(0.5), in_chans=np.int8(1))
+    card = json.loads((visattn.save_model(model, tmp_path / "b") / "model.json").read_text())
+    assert card["model"] == {"name": "test_vit", "img_size": 64, "drop_rate": 0.5, "in_chans": 1, "num_classes": 1000}
+    again, _ = visattn.load_model(tmp_path / "b")
+    assert again.patch_embed.img_size == (64, 64)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+
+from visattn.modules import weightless_copy
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -27,7 +27,7 @@ def count_macs(module: nn.Module, *input_shape: int) -> int:
     >>> count_macs(nn.Conv2d(3, 8, 3), 1, 3, 5, 5)
     1944
     """
-    shadow = copy.deepcopy(module).to("meta").eval().requires_grad_(False)
+    shadow = weightless_copy(module).requires_grad_(False)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         shadow(torch.empty(input_shape, device="meta"))
     return counter.get_total_flops() // 2

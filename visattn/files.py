@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -125,6 +126,20 @@ def printable(text: str) -> str:
     """
     line = " ".join(text.split())
     return "".join(letter if letter.isprintable() or letter in JOINERS else "\ufffd" for letter in line)
+
+
+def visible(text: str) -> str:
+    """Replace what would control a terminal, but leave lines and columns as they are.
+
+    >>> visible("a  b\\n\\x1b[31mred")
+    'a  b\\n�[31mred'
+    """
+    return "".join(letter if letter.isprintable() or letter in (*JOINERS, "\n") else "\ufffd" for letter in text)
+
+
+def say(text: object, *, error: bool = False, flush: bool = False) -> None:
+    """Print something that may have names in it which others chose, on stdout or on stderr."""
+    print(visible(str(text)), file=sys.stderr if error else sys.stdout, flush=flush)
 
 
 def in_words(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+LONGEST = 200  # letters of a value in a message
 
 
 def first_few(names: Sequence[str], most: int) -> str:
@@ -43,6 +44,7 @@ def shown(value: Any) -> str:
     brief = reprlib.Repr()
     brief.maxstring = brief.maxother = brief.maxlong = 60
     try:
-        return brief.repr(value)
+        text = brief.repr(value)
     except ValueError:  # Python's limit of digits
         return "a huge number"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

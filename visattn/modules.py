@@ -89,6 +89,11 @@ def embedded_size(model: nn.Module) -> Sequence[int] | None:
     return size
 
 
+def floating_like(model: nn.Module) -> Tensor:
+    """A tensor of the type and on the device of a model's images: a parameter, as long as it is no whole number."""
+    return next((each for each in model.parameters() if each.is_floating_point()), torch.empty(()))
+
+
 def has_numbers(tensor: Tensor) -> bool:
     """Whether there is something in a tensor, unlike on the meta device and under ``FakeTensorMode``."""
     return not tensor.is_meta and not isinstance(tensor, FakeTensor)
@@ -188,6 +193,11 @@ SHARED = (Remembered, type(threading.Lock()), type(threading.RLock()))  # nor ca
 def sharing_copy(model: nn.Module) -> nn.Module:
     """Copy a network's modules in evaluation mode, sharing its tensors: nothing large is copied."""
     return _copy(model, lambda tensor: tensor)
+
+
+def separate_copy(model: nn.Module) -> nn.Module:
+    """Copy a network in evaluation mode, with tensors of its own."""
+    return _copy(model, copy.deepcopy)
 
 
 def weightless_copy(model: nn.Module) -> nn.Module:

@@ -38,8 +38,11 @@ def open_given(
     model: nn.Module | str | PathLike[str] | Trained, device: Device, preparation: Preparation | None
 ) -> tuple[Trained, Preparation | None]:
     """Open a model given by its path or in memory, with the given preprocessing, or its own if that is known."""
+    from visattn.data.preparation import Preparation
     from visattn.models.saving.saved import Trained
 
+    if preparation is not None and not isinstance(preparation, Preparation):
+        raise TypeError(f"preparation must be a Preparation, got {type(preparation).__name__}")
     if isinstance(model, str | PathLike):
         trained, own = open_model(None, str(model), device)
         return trained, preparation or own

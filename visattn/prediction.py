@@ -138,7 +138,7 @@ class Predictor:
     def _logits(self, x: Tensor) -> Tensor:
         """Logits (B, classes) on the CPU."""
         like = next((p for p in self.model.parameters() if p.is_floating_point()), x)
-        if like.is_meta:
+        if like.is_meta or x.is_meta:
             raise ValueError("the model or the image is on the meta device, where tensors have no values")
         try:
             with evaluating(self.model), torch.no_grad():

@@ -19,6 +19,7 @@ from visattn.core import (
     softmax,
     sparsemax,
 )
+from visattn.cost import bench_blocks, bench_budget
 from visattn.hard import RAM, glimpse, policy_term
 from visattn.heatmaps import attention_heads, relate
 
@@ -98,6 +99,7 @@ TAKE_NETWORKS = {
 }
 
 IMAGES = torch.zeros(1, 3, 64, 64)
+HUGE = {"400 digits": 10**400, "minus 400 digits": -(10**400), "5,000 digits": 10**5000}  # too large for a float
 
 
 def predict(images=IMAGES, **options):
@@ -123,6 +125,8 @@ OPTIONS_OF_TIMM = [
     ({"drop_path_rate": "x"}, "drop_path_rate is a number from 0 to 1, got 'x'"),
     ({"drop_path_rate": 2}, "drop_path_rate is a number from 0 to 1, got 2"),
     ({"drop_rate": float("nan")}, "drop_rate is a number from 0 to 1, got nan"),
+    ({"drop_rate": 10**400}, "drop_rate is a number from 0 to 1, got 1000"),
+    ({"img_size": np.array([64, 64])}, "img_size is a whole number from 1 up, got array([64, 64])"),
     ({"num_heads": 0}, "cannot be built with {'num_heads': 0} (ZeroDivisionError"),
     ({"embed_dim": 7}, "cannot be built with {'embed_dim': 7} (AssertionError"),
     ({"patch_size": 0}, "cannot be built with {'patch_size': 0}"),
@@ -169,6 +173,25 @@ CASES = [
         for value in (True, 1.5, "1", None)
     ),
     Call("predict, prepared by a text", predict(preparation="resize"), "preparation must be a Preparation", TypeError),
+    *(
+        Call(f"{name}, prepared by {value!r}", lambda do=do, value=value: do(value), "preparation must be a", TypeError)
+        for value in ("resize", 5)
+        for name, do in {
+            "evaluate": lambda value: visattn.evaluate(resnet(), IMAGES, "gradcam", "srg", preparation=value),
+            "examine": lambda value: visattn.examine(resnet(), "nowhere.png", preparation=value),
+        }.items()
+    ),
+    *(
+        Call(
+            f"{name} that is told by {value!r}",
+            lambda name=name, value=value: bench_blocks("se", **{name: value}),
+            f"{name} must be a function",
+            TypeError,
+        )
+        for name in ("note", "track")
+        for value in (5, "print")
+    ),
+    Call("predict no numbers", predict(IMAGES.to("meta")), "the model or the image is on the meta device"),
     Call("predict a picture of nothing", predict(Image.new("RGB", (0, 5))), "it has no pixels"),
     Call("predict somewhere", lambda: visattn.predict(".", IMAGES, device="privateuseone"), "cannot be used"),
     *(
@@ -224,6 +247,18 @@ CASES = [
     Call("a block's name twice", lambda: visattn.create_block("se", 8, name="x"), "has no argument 'name'", TypeError),
     Call("block in capitals", lambda: visattn.create_block("SE", 8), "unknown block 'SE': did you mean 'se'"),
     Call("block in bytes", lambda: visattn.create_block(b"se", 8), "unknown block b'se': did you mean 'se'"),
+    *(
+        Call(f"a ratio of {name}", lambda value=value: visattn.create_block("se", 8, rd_ratio=value), "a number, got ")
+        for name, value in HUGE.items()
+    ),
+    *(
+        Call(f"channels, {name}", lambda value=value: visattn.create_block("se", value), "number of channels, got ")
+        for name, value in HUGE.items()
+    ),
+    *(
+        Call(f"a budget of {name}", lambda value=value: bench_budget("test_resnet", value), "budget must be a number")
+        for name, value in HUGE.items()
+    ),
     Call("channels in a list", lambda: visattn.create_block("se", np.array([8, 8])), "a positive number of channels"),
     *(
         Call(f"model named {value!r}", create(value), "name is that of a model", TypeError)

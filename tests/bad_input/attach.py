@@ -132,8 +132,19 @@ CASES = [
     Call("attach no block", attach(None), "a block is a name or a function", TypeError),
     Call("start in no known way", attach("se", init="zero"), "init is 'identity' or 'paper', got 'zero'"),
     Call("start in a list of ways", attach("se", init=["paper"]), "init is 'identity' or 'paper'"),
-    Call("an example of no type", attach("se", example=5), "example is a batch of images (B, C, H, W)", TypeError),
-    Call("an example of one number", attach("se", example=torch.zeros(())), "example is a batch of images", TypeError),
+    Call(
+        "an example of no type",
+        attach("se", example=5),
+        "example is a batch of images (B, C, H, W), got int",
+        TypeError,
+    ),
+    Call("an example of one number", attach("se", example=torch.zeros(())), "(B, C, H, W), got a tensor ()", TypeError),
+    Call(
+        "a sparse example",
+        attach("se", example=torch.zeros(1, 3, 64, 64).to_sparse()),
+        "of floating-point numbers, got a tensor that is not dense",
+        TypeError,
+    ),
     Call("load a list", load([]), "a state dict is a dictionary of tensors by name, got list", TypeError),
     Call("load nothing", load({}), "this is no state dict, a dictionary of tensors by name: it is empty"),
     Call(

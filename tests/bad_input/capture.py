@@ -52,6 +52,8 @@ CASES = [
     Call("a fraction", lambda: run(1.5), "names, patterns or numbers, got 1.5", TypeError),
     Call("a truth value", lambda: run(True), "names, patterns or numbers, got True", TypeError),
     Call("nothing in a list", lambda: run([None]), "names, patterns or numbers, got None", TypeError),
+    Call("bytes", lambda: run(b"blocks.0.attn"), "names, patterns or numbers, got b'blocks.0.attn'", TypeError),
+    Call("a network", lambda: run(timm.create_model("test_vit")), "patterns or numbers, got VisionTransf", TypeError),
     Call("the name of a model", lambda: enter("test_vit"), "an nn.Module, got str", TypeError),
     Call("gradients of a pass without", differentiate, "'blocks.0.attn' was made without gradients"),
 ]

@@ -86,6 +86,13 @@ def saved(content, message, line="predict --model test_resnet --weights odd.pth 
     return Command(line, message, 2, lambda folder: torch.save(content, folder / "odd.pth"))
 
 
+def shared(value, times, depth):
+    """A small file, and a list that would be huge: the lists in it are the same ones."""
+    for _ in range(depth):
+        value = [value] * times
+    return value
+
+
 def itself():
     circle = []
     circle.append(circle)
@@ -274,6 +281,11 @@ CHECKPOINTS = [
     checkpoint("model.drop_rate is a Tensor", "model.drop_rate", torch.zeros(())),
     checkpoint("nested too deeply", "model.layers", itself()),
     checkpoint("model.num_classes is 1000000000", "model.num_classes", 10**300),
+    checkpoint("it holds more than 2,000,000 values", "attachments", shared({"options": ["x"] * 1000}, 10_000, 1)),
+    checkpoint("it holds more than 2,000,000 values", "model.act_layer", shared("x", 1000, 4)),
+    checkpoint("it holds more than 2,000,000 values", "class_names", shared("x", 1_000_000, 2)),
+    checkpoint("more than 16,000,000 letters", "class_names", shared("x" * 1000, 20_000, 1)),
+    checkpoint("best.a is [[[[[", "best", {"a": shared("x", 10, 5)}),
     checkpoint("it is 'card', not an object", card="card"),
     checkpoint("it is [], not an object", card=[]),
     checkpoint("does not say what model it is of", card=None),

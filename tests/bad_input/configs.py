@@ -108,6 +108,16 @@ FILES = [
     ("epochs: null\n", "epochs is empty"),
     ("epochs: {a: 1}\n", "epochs: expected int"),
     ("model_options: 3\n", "model_options: expected dict"),
+    *(
+        (f"pretrained: true\nmodel_options: {{{options}}}\n", f"cannot set {key!r}: where weights come from is said on")
+        for key, options in {
+            "pretrained_cfg": "pretrained_cfg: {file: forbidden.pth}",
+            "pretrained_cfg_overlay": "pretrained_cfg_overlay: {url: 'http://127.0.0.1:9/x'}",
+            "checkpoint_path": "block_args: [{checkpoint_path: forbidden.pth}]",
+            "cache_dir": "cache_dir: executed",
+            "pretrained_strict": "pretrained_strict: false",
+        }.items()
+    ),
 ]
 FLAGS = [
     ("model: 'hf-hub:timm/resnet18'\n", "unknown model 'hf-hub:timm/resnet18'"),

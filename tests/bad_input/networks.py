@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import visattn
-from tests.bad_input.case import Call
+from tests.bad_input.case import Call, Command
 from visattn.heatmaps import attention_heads, relate
 
 IMAGES = torch.zeros(2, 3, 64, 64)
@@ -186,7 +186,12 @@ class Unfinished(nn.Module):
 NO_IMAGES = [None, "a.png", np.zeros((3, 64, 64), np.float32), [IMAGES], Image.new("RGB", (64, 64)), IMAGES.bool(),
              IMAGES.to(torch.complex64), IMAGES[None], IMAGES[0, 0], IMAGES.to_sparse()]  # fmt: skip
 
+BACKBONE = "what takes glimpses itself cannot be the backbone of another"
+
 CASES = [
+    Call("glimpses of glimpses", lambda: visattn.create_model(2000 * "glimpse_" + "resnet18"), BACKBONE),
+    Call("places of glimpses of glimpses", lambda: visattn.places(2000 * "glimpse_" + "resnet18"), BACKBONE),
+    Command("train --model glimpse_glimpse_resnet18", BACKBONE),
     *(
         Call(
             f"{name}, a network that cannot be copied",

@@ -35,6 +35,8 @@ CASES = [
     *(Command(f"heatmap --weights model --image a.png {flag}=--", f"{flag} is empty")
       for flag in ("--layers", "--heads", "--method", "--target", "--out", "--device") if sys.version_info < (3, 13)),
     Command(f"predict --weights model --image a.png --batch-size {10**20}", "--batch-size must be at most 65536"),
+    Command("predict --image a.png --\x1b[31m", "unrecognized arguments: --\ufffd[31m"),
+    Command("train \x1b[31m", "unrecognized arguments: \ufffd[31m"),
     Command("blocks ''", "pattern is empty"),
     plugin("odd_14.py", "raise BaseException('x')", "--plugin odd_14.py: line 1: BaseException: x"),
     plugin("odd_15.py", "raise GeneratorExit", "--plugin odd_15.py: line 1: GeneratorExit", line="train"),

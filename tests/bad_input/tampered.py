@@ -93,6 +93,7 @@ CASES = [
     optimizer(GROWS, lambda saved: saved["state"][0].update(more=torch.zeros(1).expand(10**11))),
     optimizer(GROWS, lambda saved: saved["state"][0].update(exp_avg=saved["state"][0]["exp_avg"].to_sparse())),
     loop(GROWS, lambda progress: progress["epoch_progress"].update(more=laughs())),
+    loop(GROWS, lambda progress: progress["epoch_progress"].update(more=[[1] * 10**6] * 10**6)),
     state("it has no model card", lambda content: content.pop("card")),
     state("it has no model card", lambda content: content.update(card=None)),
     state("does not say which classes", lambda content: content["card"].pop("classes")),

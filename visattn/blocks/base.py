@@ -52,6 +52,7 @@ class BlockInfo:
 BLOCKS: Registry[BlockInfo] = Registry("block")
 NAME = re.compile(r"[A-Za-z0-9]+(_[A-Za-z0-9]+)*")
 WIDEST = 2**16  # channels of a bottleneck
+MOST_CHANNELS = 2**31 - 1  # which torch can count
 LARGEST = 2**20  # any number among the options of a block
 # Names that no block may have, and why; modules that use such names add theirs.
 RESERVED: dict[str, str] = dict.fromkeys(("all", "auto", "none"), "that is a word of the commands")
@@ -177,8 +178,8 @@ def create_block(name: str, channels: int, /, **kwargs: Any) -> nn.Module:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1):
         raise TypeError(f"block {name!r} computes in torch.float32, float64, bfloat16 or float16, got dtype={dtype!r}")
     width = whole(channels)
-    if width is None or width < 1:
-        raise ValueError(f"block {name!r} needs a positive number of channels, got {channels!r}")
+    if width is None or not 1 <= width <= MOST_CHANNELS:
+        raise ValueError(f"block {name!r} needs a positive number of channels, got {shown(channels)}")
     options = numbers(f"block {name!r}", factory, kwargs)
     for key, value in options.items():
         if isinstance(value, int | float) and not abs(value) <= LARGEST:

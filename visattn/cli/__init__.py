@@ -9,7 +9,7 @@ import visattn
 from visattn.cli import bench, blocks, evaluate, heatmap, places, predict
 from visattn.cli.streams import Printing, make_writable, printed
 from visattn.constants import NO_MEMORY
-from visattn.files import at_home, printable, straight, without_empty_folders
+from visattn.files import at_home, printable, say, straight, without_empty_folders
 from visattn.missing import MissingPackage, saying_what_to_install
 from visattn_command import reading_flags
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with saying_what_to_install():
             return _run(list(sys.argv[1:] if argv is None else argv))
     except MissingPackage as error:
-        print(f"visattn: {error}", file=sys.stderr)
+        say(f"visattn: {error}", error=True)
         return 2
 
 
@@ -70,13 +70,13 @@ def _run(argv: list[str]) -> int:
                 return arguments.run(arguments)
     except (ValueError, OSError) as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        print(printable(f"visattn: {text}"), file=sys.stderr)
+        say(printable(f"visattn: {text}"), error=True)
         return 2 if isinstance(error, ValueError) else 1
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and NO_MEMORY not in str(error) and "out of memory" not in str(error):
             raise
         said = printable(str(error).rpartition(NO_MEMORY)[2])[:200]
-        print(f"visattn: out of memory: lower --batch-size ({said})", file=sys.stderr)
+        say(f"visattn: out of memory: lower --batch-size ({said})", error=True)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from visattn.cli.tables import WIDE, print_table
-from visattn.files import printable
+from visattn.files import printable, say
 
 
 def add_command(commands: Any) -> None:
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from visattn.models.advice import blocks_for, matching_blocks
 
     for line in unusable_announcements():
-        print(printable(f"visattn: {line}"), file=sys.stderr)
+        say(printable(f"visattn: {line}"), error=True)
     network = getattr(arguments, "for")  # a word of Python's
     if network is not None:
         rows = blocks_for(network, arguments.pattern, family=arguments.family, image_size=arguments.image_size)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from visattn.cli.inputs import DONE, NOTHING, PARTLY, LeftOut, listed, model_command, named_model, progress
+from visattn.files import say
 
 EPILOG = f"""\
 examples:
@@ -91,6 +92,6 @@ def run(arguments: argparse.Namespace) -> int:
             track=track,
         )
     page = found.save(arguments.out)
-    print(found)
-    print(page)
+    say(found)
+    say(page)
     return left_out.code

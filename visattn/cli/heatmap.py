@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from visattn.cli.inputs import (
@@ -18,7 +17,7 @@ from visattn.cli.inputs import (
     progress,
 )
 from visattn.constants import OF, ON_SHEETS, WITH_PATCHES
-from visattn.files import printable
+from visattn.files import printable, say
 from visattn.listing import first_few, shown
 
 EPILOG = f"""\
@@ -111,10 +110,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not found.number:
         return NOTHING
     some = f" (the page shows the first {ON_SHEETS})" if found.number > ON_SHEETS else ""
-    print(f"{found.number} image{'s' if found.number > 1 else ''}{some}: {found.page}")
+    say(f"{found.number} image{'s' if found.number > 1 else ''}{some}: {found.page}")
     if others := unlisted(folder.path):
         note = f"visattn: note: {arguments.out} also has files that are not of this run: {first_few(others, 3)}"
-        print(printable(note), file=sys.stderr)
+        say(printable(note), error=True)
     return left_out.code
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from visattn.files import at_home, printable
+from visattn.files import at_home, printable, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +28,7 @@ class LeftOut:
 
     def add(self, what: str, why: str) -> None:
         """Print and record a skipped item."""
-        print(printable(f"visattn: {what}: {why}"), file=sys.stderr)
+        say(printable(f"visattn: {what}: {why}"), error=True)
         self.entries.append({"what": what, "why": why})
 
     @property
@@ -104,7 +103,7 @@ def named_model(arguments: argparse.Namespace) -> tuple[Trained, Preparation]:
     with Console(stderr=True).status("opening the model"), warnings.catch_warnings(record=True) as noted:
         opened = open_model(arguments.model, arguments.weights, arguments.device)
     for each in noted:
-        print(f"visattn: note: {each.message}", file=sys.stderr)
+        say(printable(f"visattn: note: {each.message}"), error=True)
     return opened
 
 

@@ -59,6 +59,23 @@ for kind, (pattern, letters) in WORDS.items():
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
 
 
+class Dumper(yaml.SafeDumper):
+    """Texts in quotation marks wherever they would be read as something else, here or by PyYAML."""
+
+
+for kind, (pattern, letters) in WORDS.items():
+    Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(f"^(?:{pattern})$"), letters)
+
+
+def dump(content: Any) -> str:
+    """The text of plain values.
+
+    >>> dump({"name": "1e3", "out": "on"})
+    "name: '1e3'\\nout: 'on'\\n"
+    """
+    return yaml.dump(content, Dumper=Dumper, sort_keys=False)
+
+
 def load(text: str) -> Any:
     """The data of a text: no tags that could name code, no aliases, and not too much of anything."""
     depth = 0

@@ -17,9 +17,11 @@ import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Trainer
 
+from visattn.cli import notation
 from visattn.cli.flags import MANAGED, values_of
 from visattn.cli.parser_messages import one_line
 from visattn.cli.settings_parser import create_parser, parsed, read_settings, with_files
+from visattn.constants import ORIGIN
 from visattn.files import at_home, printable
 from visattn.listing import shown
 from visattn.models.plugins import load_plugin
@@ -51,9 +53,12 @@ class CommandLine:
     def to_yaml(self, command: Sequence[str]) -> str:
         """Serialise everything needed to repeat the run."""
         settings = {key: value for key, value in asdict(self.settings).items() if key not in ("resume",)}
+        if settings["model_options"]:  # where weights come from is in the command alone: no file may say it
+            kept = {key: value for key, value in settings["model_options"].items() if key not in ORIGIN}
+            settings["model_options"] = kept
         body = {**settings, **({"trainer": self.trainer_config} if self.trainer_config else {})}
         try:
-            text = yaml.safe_dump(body, sort_keys=False)
+            text = notation.dump(body)
         except yaml.representer.RepresenterError as error:
             name = getattr(error.args[-1], "__qualname__", shown(error.args[-1]))
             raise ValueError(f"--trainer: {name} cannot be written to a config.yaml") from None

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from visattn.files import visible
+
 
 def make_writable() -> None:
     """Let everything be printed: nowhere if a stream is closed, with ``?`` for letters that its encoding lacks."""
@@ -50,4 +52,4 @@ class Printing(argparse.ArgumentParser):
     """A parser whose help is an error if it cannot be printed, which argparse keeps to itself."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        (sys.stderr if file is None else file).write(message)
+        (sys.stderr if file is None else file).write(visible(message))

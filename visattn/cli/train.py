@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from visattn.cli.streams import make_writable, printed
 from visattn.constants import TOO_EARLY
-from visattn.files import in_words
+from visattn.files import in_words, say
 from visattn.missing import MissingPackage, saying_what_to_install
 from visattn_command import reading_flags
 
@@ -26,6 +26,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "train.py") -> int:
             read_settings(argv, prog)  # help and mistakes end here, without torch
             from visattn.cli.training import run
     except (ValueError, OSError, MissingPackage) as error:
-        print(f"{prog}: {in_words(error)}", file=sys.stderr)
+        say(f"{prog}: {in_words(error)}", error=True)
         return 1 if isinstance(error, OSError) else 2
     return run(argv, prog)

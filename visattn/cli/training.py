@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from visattn.cli.parsing import parse
 from visattn.cli.streams import printed
 from visattn.constants import NO_MEMORY, TOO_EARLY
+from visattn.files import say
 from visattn.missing import saying_what_to_install
 from visattn.models.plugins import loaded
 from visattn.training import slurm
@@ -29,21 +28,21 @@ def run(argv: list[str], prog: str) -> int:
             end_together()
             return 128 + stopped.number
         except PROBLEMS as error:
-            print(f"{prog}: {one_line(error)}", file=sys.stderr)
+            say(f"{prog}: {one_line(error)}", error=True)
             return 2 if isinstance(error, USAGE) else 1
         except RuntimeError as error:
             if NO_MEMORY not in str(error):
                 raise
-            print(f"{prog}: {one_line(MemoryError(str(error).partition(NO_MEMORY)[2]))}", file=sys.stderr)
+            say(f"{prog}: {one_line(MemoryError(str(error).partition(NO_MEMORY)[2]))}", error=True)
             return 1
 
 
 def say_goodbye(stopped: Interrupted, *, requeue: bool) -> None:
     """Tell the user how to resume a stopped run, or have SLURM requeue it."""
     if stopped.folder is None:
-        print(TOO_EARLY, file=sys.stderr)
+        say(TOO_EARLY, error=True)
     else:
         plugins = "".join(f" --plugin {plugin.name}" for plugin in loaded.values())
-        print(f"stopped and saved; resume with: python train.py --resume {stopped.folder}{plugins}", flush=True)
+        say(f"stopped and saved; resume with: python train.py --resume {stopped.folder}{plugins}", flush=True)
     if requeue:
-        print(slurm.requeue(), flush=True)
+        say(slurm.requeue(), flush=True)

@@ -141,7 +141,7 @@ def one_or_several(what: str, given: Any) -> list[Any]:
     >>> one_or_several("heads", 0), one_or_several("layers", "blocks.0"), one_or_several("heads", (0, 1))
     ([0], ['blocks.0'], [0, 1])
     """
-    alone = isinstance(given, str) or whole(given) is not None or not isinstance(given, Iterable)
+    alone = isinstance(given, str | bytes) or whole(given) is not None or not isinstance(given, Iterable)
     several = [given] if alone else list(given)
     if not several:
         raise ValueError(f"{what} is empty: name at least one, or leave it out")
@@ -180,10 +180,10 @@ def _number(owner: str, name: str, value: Any, choices: set[Any]) -> Any:
     if float in choices and not isinstance(value, str | bool):
         try:
             real = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             real = math.nan
         if math.isfinite(real):
             return real
     kinds = {bool: "True or False", int: "a whole number", float: "a number"}
     wanted = " or ".join(text for kind, text in kinds.items() if kind in choices)
-    raise ValueError(f"{owner} needs {name} to be {wanted}, got {value!r}")
+    raise ValueError(f"{owner} needs {name} to be {wanted}, got {shown(value)}")

@@ -16,6 +16,7 @@ import timm
 import torch
 
 from visattn import __version__
+from visattn.core.arguments import functions
 from visattn.cost.contest import why_left_out
 from visattn.files import check_own, write_json
 from visattn.tables import Table, as_text
@@ -97,6 +98,7 @@ def measure_all(
     track: Track | None,
 ) -> tuple[list[Row], tuple[tuple[str, str], ...]]:
     """The rows of all jobs, and what could not be measured, with the reason."""
+    functions(note=note, track=track)
     rows: list[Row] = []
     left_out: list[tuple[str, str]] = []
     for job in track(jobs) if track is not None else jobs:

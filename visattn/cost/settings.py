@@ -152,7 +152,7 @@ def number_above(what: str, value: Any, least: float) -> float:
     """A finite number above another, or raise."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(value, bool) or not (math.isfinite(number) and number > least):
         raise ValueError(f"{what} must be a number above {least:g}, got {shown(value)}")

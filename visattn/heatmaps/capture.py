@@ -16,6 +16,7 @@ from visattn.heatmaps.watch.calls import Call, Unfused
 from visattn.heatmaps.watch.exactness import full_precision
 from visattn.heatmaps.watch.interception import intercepting
 from visattn.heatmaps.watch.passes import computes_attention, layer_names
+from visattn.listing import shown
 from visattn.registry import matching, suggest
 
 
@@ -136,7 +137,7 @@ class LayerChoice:
         self.exact = set(modules.values())  # names, even if they look like patterns
         for each in self.layers or []:
             if isinstance(each, bool) or not isinstance(each, str | int):
-                raise TypeError(f"layers are names, patterns or numbers, got {each!r}")
+                raise TypeError(f"layers are names, patterns or numbers, got {shown(each)}")
             if isinstance(each, int):
                 self.last = max(self.last, -each)
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from visattn.models.replacing import replace_at
 from visattn.models.resnet import paper_replacements
 from visattn.models.survey import Survey
 from visattn.models.wrapping import attachments
-from visattn.modules import why_refused
+from visattn.modules import separate_copy, why_refused
 from visattn.registry import suggest
 from visattn.tables import Table, as_text
 
@@ -141,8 +140,8 @@ def _row(network: nn.Module, found: Survey, block: str, named: bool, chosen: Cho
 
 def _instead(network: nn.Module, found: Survey, block: str, replaced: Mapping[str, Mapping[str, Any]]) -> BlockRow:
     """A block that replaces convolutions."""
-    plain = copy.deepcopy(network).to("meta")
-    other = replace_at(copy.deepcopy(plain), block, replaced)
+    plain = separate_copy(network).to("meta")
+    other = replace_at(separate_copy(plain), block, replaced)
     image = (1, *found.input_shape[1:])
     parameters = count_parameters(other) - count_parameters(plain)
     where = f"in the place of {_same_in_blocks(list(replaced), found) or first_few(list(replaced), 5)}"

@@ -84,7 +84,8 @@ def attach(
     if not isinstance(block, str) and not callable(block):
         raise TypeError(f"a block is a name or a function of the number of channels, got {type(block).__name__}")
     if example is not None and not (isinstance(example, Tensor) and example.ndim == 4 and len(example)):
-        raise TypeError("example is a batch of images (B, C, H, W)")
+        got = f"a tensor {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
+        raise TypeError(f"example is a batch of images (B, C, H, W), got {got}")
     found = survey_places(network, example)
     places = choose(network, found, at)
     before = set(attachments(network))

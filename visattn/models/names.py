@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import timm
@@ -19,12 +20,13 @@ from torch import nn
 
 from visattn.blocks import list_blocks
 from visattn.blocks.base import RESERVED
+from visattn.constants import ORIGIN
 from visattn.core.arguments import whole, yes_or_no
 from visattn.hard.glimpses import PREFIX, GlimpseNetwork, glimpse_config
 from visattn.hard.ram import RAM
 from visattn.hard.scout import Scout
 from visattn.listing import shown
-from visattn.models.arguments import ORIGIN, PLACEMENT
+from visattn.models.arguments import PLACEMENT
 from visattn.models.attach import Init, attach_at, check_init
 from visattn.models.places import survey_places, usual_places
 from visattn.models.replacing import replace_at
@@ -62,6 +64,10 @@ def split_name(name: str) -> tuple[str, str | None]:
     ('glimpse_resnet50.a1_in1k', 'cbam')
     """
     if name.startswith(PREFIX):
+        if name.startswith(2 * PREFIX):
+            raise ValueError(
+                f"unknown model {shown(name)}: what takes glimpses itself cannot be the backbone of another"
+            )
         base, attention = split_name(name.removeprefix(PREFIX))
         return f"{PREFIX}{base}", attention
     architecture, dot, tag = name.partition(".")
@@ -74,12 +80,12 @@ def split_name(name: str) -> tuple[str, str | None]:
         if base == architecture:
             continue
         if base in registered and (first := split_name(base)[1]) is not None:
-            raise ValueError(f"{name!r} names two attentions, {first!r} and {attention!r}: see visattn.attach")
+            raise ValueError(f"{shown(name)} names two attentions, {first!r} and {attention!r}: see visattn.attach")
         if timm.is_model(SHORT.get(base, base)):
             return f"{SHORT.get(base, base)}{dot}{tag}", attention
     base, _, attention = architecture.rpartition("_")
     if timm.is_model(SHORT.get(base, base)):
-        raise ValueError(f"unknown attention {attention!r} in {name!r}: {suggest(attention, attentions())}")
+        raise ValueError(f"unknown attention {shown(attention)} in {shown(name)}: {suggest(attention, attentions())}")
     said = suggest(architecture, timm.list_models())
     advice = said if said.startswith("did you mean") else "see timm.list_models(); one of your own comes with --plugin"
     raise ValueError(f"unknown model {shown(name)}: {advice}")
@@ -150,7 +156,7 @@ def create_model(
         raise ValueError(f"{full_name!r} already says {named!r}, so attn={attn!r} is one too many; see visattn.attach")
     attn = named if attn is None else attn
     if attn is not None and attn not in attentions():
-        raise ValueError(f"unknown attention {attn!r}: {suggest(attn, attentions())}")
+        raise ValueError(f"unknown attention {shown(attn)}: {suggest(attn, attentions())}")
     if attn is None and attn_options:
         raise ValueError(f"attn_options are given, but {full_name!r} names no attention")
     if attn is None and init is not None:
@@ -194,11 +200,12 @@ def _no_start(init: Init, attn: str, name: str, what: str) -> str:
 def _backbone(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> nn.Module:
     """timm's model; whatever it cannot be built with is said in one line."""
     for key, value in kwargs.items():
-        if key.endswith("_rate") and not (value is None or (isinstance(value, int | float) and 0 <= value <= 1)):
-            raise ValueError(f"{key} is a number from 0 to 1, got {value!r}")
+        if key.endswith("_rate") and not (value is None or (isinstance(value, Real) and not value < 0 and value <= 1)):
+            raise ValueError(f"{key} is a number from 0 to 1, got {shown(value)}")
     if (size := kwargs.get("img_size")) is not None:
-        for side in size if isinstance(size, tuple | list) else (size,):
-            _count("img_size", side, 1)
+        several = isinstance(size, tuple | list)
+        size = tuple(_count("img_size", side, 1) for side in size) if several else _count("img_size", size, 1)
+        kwargs = {**kwargs, "img_size": size}
     try:
         return timm.create_model(name, pretrained=pretrained, **kwargs)
     except Exception as error:
@@ -241,7 +248,7 @@ def _check_arguments(name: Any, init: Any, attn_options: Any, others: Mapping[st
 def _count(name: str, value: Any, least: int) -> int:
     count = whole(value)
     if count is None or count < least:
-        raise ValueError(f"{name} is a whole number from {least} up, got {value!r}")
+        raise ValueError(f"{name} is a whole number from {least} up, got {shown(value)}")
     return count
 
 

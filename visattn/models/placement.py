@@ -14,7 +14,7 @@ from visattn.models.names import model_config
 from visattn.models.places import choose, is_doubtful, reaching_output, survey_places
 from visattn.models.sized import build_model, checked_size
 from visattn.models.survey import Survey
-from visattn.modules import check_default_device, own_size, underlying
+from visattn.modules import check_default_device, floating_like, own_size, underlying
 from visattn.tables import Table, as_text
 
 
@@ -137,7 +137,7 @@ def _surveyed_by_name(name: str, size: int | None) -> tuple[nn.Module, Survey]:
 def _survey(network: nn.Module, size: int | None) -> Survey:
     if size is None:
         return survey_places(network)
-    like = next(network.parameters(), torch.empty(()))
+    like = floating_like(network)
     channels, _, _ = own_size(network)
     return survey_places(network, torch.zeros(1, channels, size, size, device=like.device, dtype=like.dtype))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -18,15 +17,29 @@ from visattn.models.refusals import failed_block
 from visattn.models.resnet import paper_places
 from visattn.models.survey import Survey, survey
 from visattn.models.wrapper import replace_slot
-from visattn.modules import HookOfThread, embedded_size, has_numbers, input_size, why_refused, zeros_copy
+from visattn.modules import (
+    NOT_DENSE,
+    HookOfThread,
+    embedded_size,
+    floating_like,
+    has_numbers,
+    input_size,
+    is_dense,
+    own_size,
+    separate_copy,
+    why_refused,
+    zeros_copy,
+)
 from visattn.registry import matching, suggest
 
 
 def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
     """Run the network once, on an example or on an image of the size it was made for."""
     failure: Exception | None = None
-    if example is not None and not (isinstance(example, Tensor) and example.is_floating_point()):
-        got = example.dtype if isinstance(example, Tensor) else type(example).__name__
+    if example is not None and not (isinstance(example, Tensor) and is_dense(example) and example.is_floating_point()):
+        got: Any = type(example).__name__
+        if isinstance(example, Tensor):
+            got = example.dtype if is_dense(example) else NOT_DENSE
         raise TypeError(f"example is a batch of images (B, C, H, W) of floating-point numbers, got {got}")
     for image in [example] if example is not None else list(example_images(model)):
         try:
@@ -43,7 +56,7 @@ def example_images(model: nn.Module) -> Iterator[Tensor]:
     """Images of the sizes that a network was probably made for, the likeliest first."""
     channels, *native = input_size(model)
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    like = next(model.parameters(), torch.empty(()))
+    like = floating_like(model)
     for size in (embedded_size(model), native):
         for depth in (channels, first.in_channels if first is not None else channels):
             if size is not None:
@@ -141,24 +154,40 @@ def reaching_output(model: nn.Module, found: Survey, places: Sequence[Place]) ->
 
     This is in question only for networks with class tokens (before the pixels, or beside them in a tuple): of the last
     blocks, the output may read that token alone. A copy of the network is run once, forwards and backwards; one without
-    numbers (on the meta device, or under ``FakeTensorMode``) with random ones.
+    numbers (on the meta device, or under ``FakeTensorMode``) with random ones. What is read is the same for images of
+    every size, so larger ones than the network was made for are not computed with if it takes its own.
     """
     doubtful = [place for place in places if is_doubtful([place])]
     if not doubtful:
         return list(places)
     with unset_fake_temporarily():
-        shadow = copy.deepcopy(model).eval() if all(map(has_numbers, model.parameters())) else zeros_copy(model)
-        unread = _unread(shadow, found.input_shape[1:], doubtful)
+        unread = _unread_at_own_size(model, found, doubtful)
+        if unread is None:
+            unread = _unread(model, found.input_shape[1:], doubtful)
     return [place for place in places if place not in unread]
 
 
-def _unread(shadow: nn.Module, shape: Sequence[int], places: Sequence[Place]) -> set[Place]:
+def _unread_at_own_size(model: nn.Module, found: Survey, places: Sequence[Place]) -> set[Place] | None:
+    """The same for smaller images than those of the survey; None if the network has none or does not take them."""
+    channels, height, width = own_size(model)
+    rows, columns = found.image
+    if channels != found.input_shape[1] or height > rows or width > columns or (height, width) == (rows, columns):
+        return None
+    try:
+        return _unread(model, (channels, height, width), places)
+    except Exception:  # a network can refuse an image in any way it likes
+        return None
+
+
+def _unread(model: nn.Module, shape: Sequence[int], places: Sequence[Place]) -> set[Place]:
     """Those places whose pixels have no influence on the output, by the gradients of a copy of a network."""
+    shadow = (separate_copy if all(map(has_numbers, model.parameters())) else zeros_copy)(model)
     outputs: dict[Place, Tensor] = {}
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in shadow.parameters():  # a classifier may start at zero
-            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.02)
+            if parameter.is_floating_point():
+                parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.02)
 
     def tap(place: Place) -> Callable[..., Any]:
         def own_tensor(x: Tensor) -> Tensor:
@@ -169,7 +198,7 @@ def _unread(shadow: nn.Module, shape: Sequence[int], places: Sequence[Place]) ->
 
     for place in places:
         shadow.get_submodule(place.name).register_forward_hook(HookOfThread(tap(place)), prepend=True)
-    like = next(shadow.parameters())
+    like = floating_like(shadow)
     image = torch.rand(1, *shape, generator=generator).to(like.device, like.dtype)
     with torch.enable_grad():
         result = shadow(image.requires_grad_())

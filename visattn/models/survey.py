@@ -20,7 +20,7 @@ from visattn.models.patch import Patch
 from visattn.models.replaced import replacements
 from visattn.models.wrapper import NAME, WRAPPED, WithAttention, plain_name
 from visattn.models.wrapping import attachments, unwrapped
-from visattn.modules import sharing_copy, weightless_copy
+from visattn.modules import floating_like, sharing_copy, weightless_copy
 
 T = TypeVar("T")
 
@@ -180,8 +180,7 @@ def dry_run(model: nn.Module, images: Tensor | tuple[int, ...], find: Callable[[
         find: runs the copy that it is given on images that it is given.
     """
     if not isinstance(images, Tensor):
-        like = next((each for each in model.parameters() if each.is_floating_point()), torch.empty(()))
-        images = like.new_zeros(images)
+        images = floating_like(model).new_zeros(images)
     try:
         return find(weightless_copy(model), torch.empty_like(images, device="meta"))
     except Exception:  # whatever a network does with values that are not there

@@ -206,7 +206,7 @@ def _colour(black: Any) -> list[float]:
     """Black as plain numbers; what is no list of finite numbers raises."""
     try:
         numbers = [] if isinstance(black, str | bytes) else [float(each) for each in black]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         numbers = []
     if not numbers or not all(map(math.isfinite, numbers)):
         raise ValueError(f"black must be a finite number for every channel, got {shown(black)}")

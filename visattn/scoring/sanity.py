@@ -15,7 +15,6 @@ Similar is Spearman's rank correlation of the cells: 1 for the same order, 0 for
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 
 from visattn.heatmaps.watch.inspection import own_copy
 from visattn.listing import evenly
+from visattn.modules import separate_copy
 
 RADIUS = 0.02  # of the noise in normalised input
 DRAWS = 4
@@ -89,7 +89,7 @@ def randomisation(
     """
     before = explain(model, images, target) if before is None else before
     with torch.inference_mode(False):  # weights that can be differentiated, whatever mode the caller is in
-        ruined = copy.deepcopy(own_copy(model))  # the first copy shares the weights, the second does not
+        ruined = separate_copy(own_copy(model))  # the first copy shares the weights, the second does not
     generator = torch.Generator().manual_seed(seed)
     layers = [module for module in ruined.modules() if any(True for _ in module.parameters(recurse=False))][::-1]
     ends = set(evenly(range(len(layers) + 1), stages + 1)[1:])
@@ -105,6 +105,8 @@ def _randomise(layer: nn.Module, generator: torch.Generator) -> None:
     """Other weights of the same mean and spread."""
     with torch.inference_mode(False), torch.no_grad():
         for weight in layer.parameters(recurse=False):
+            if not weight.is_floating_point():
+                continue
             spread = float(weight.float().std(correction=0))
             noise = torch.randn(weight.shape, generator=generator).to(weight)
             weight.copy_(weight.mean() + spread * noise)

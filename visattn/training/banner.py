@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from visattn.counting import count_parameters
 from visattn.data.datamodule import ImageData
 from visattn.data.readers import Source
+from visattn.files import say
 from visattn.listing import times
 from visattn.training.classifier import Classifier
 from visattn.training.runs import Run
@@ -23,24 +24,24 @@ def announce(run: Run, classifier: Classifier, data: ImageData, trainer: Trainer
     parameters = f"{total:,} parameters" if trained == total else f"{trained:,} of {total:,} parameters"
     processes = f" in {trainer.world_size} processes" if trainer.world_size > 1 else ""
     pixels = times(data.preparation.size[1:])
-    print(f"{name}, {parameters}, on {settings.data}: {len(source.classes)} classes, {pixels} pixels")
+    say(f"{name}, {parameters}, on {settings.data}: {len(source.classes)} classes, {pixels} pixels")
     if isinstance(source, Source):
-        print(f"{len(source.train):,} training images, {len(source.val):,} validation images")
+        say(f"{len(source.train):,} training images, {len(source.val):,} validation images")
         for note in source.notes:
-            print(f"note: {note}")
+            say(f"note: {note}")
     if settings.freeze_backbone and not settings.pretrained and run.checkpoint is None:
-        print("note: --freeze-backbone without --pretrained: the backbone keeps its random weights")
+        say("note: --freeze-backbone without --pretrained: the backbone keeps its random weights")
     if settings.warmup_epochs >= settings.epochs:
-        print(f"note: the warm-up of {settings.warmup_epochs:g} epochs is as long as the run, or longer")
-    print(f"{trainer.accelerator.__class__.__name__.removesuffix('Accelerator')}{processes}, writing to {run.folder}/")
+        say(f"note: the warm-up of {settings.warmup_epochs:g} epochs is as long as the run, or longer")
+    say(f"{trainer.accelerator.__class__.__name__.removesuffix('Accelerator')}{processes}, writing to {run.folder}/")
     if run.checkpoint is not None:
-        print(f"resuming from {run.checkpoint}")
+        say(f"resuming from {run.checkpoint}")
         if complete is not None:
-            print(f"note: {complete}")
+            say(f"note: {complete}")
     elif settings.resume is not None:
-        print(f"nothing to resume in {run.folder}/ yet: starting from scratch")
+        say(f"nothing to resume in {run.folder}/ yet: starting from scratch")
     if trainer.world_size > 1 and trainer.accelerator.name() == "cpu" and _has_batch_norm(classifier.model):
-        print("note: SyncBatchNorm needs GPUs; each process normalises its own batches")
+        say("note: SyncBatchNorm needs GPUs; each process normalises its own batches")
 
 
 def _has_batch_norm(model: nn.Module) -> bool:

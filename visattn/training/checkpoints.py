@@ -75,7 +75,7 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
 def _is_plain(values: list[Any]) -> bool:
     """Whether a checkpoint is as large as it seems: no expanded or sparse tensors, no lists that share lists."""
     todo, seen = values, 0
-    while todo and seen < MOST_VALUES:
+    while todo and seen + len(todo) <= MOST_VALUES:
         each = todo.pop()
         seen += 1
         if isinstance(each, dict):

@@ -57,8 +57,8 @@ def read_frames(folder: Path, last: int) -> dict[int, NDArray[np.float32]]:
 def _frame(file: Path) -> NDArray[np.float32]:
     try:
         frame = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{str(file)!r} is not a frame of a film: delete it ({error})") from None
+    except (ValueError, EOFError):  # numpy's message recommends to run what may be in it
+        raise ValueError(f"{str(file)!r} is not a frame of a film: delete it") from None
     if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype.kind != "f":
         raise ValueError(f"{str(file)!r} is not a frame of a film, which is heatmaps (B, H, W): delete it")
     return frame

@@ -67,11 +67,13 @@ class Run:
 
 
 def start(run: Run, config: str) -> None:
-    """Write the settings to the folder, below the commands of a resumed run, each of which is kept once."""
+    """Write the settings to the folder, below the commands of a resumed run: each once, and the last that fit."""
     now = config.splitlines()
     commands = [line for line in _config_of(run.folder).splitlines() if line.startswith("#") and line not in now]
     if slurm.job() is not None and _job_line() not in commands:
         commands.append(_job_line())
+    while commands and sum(len(f"{line}\n".encode()) for line in (*commands, *now)) > LARGEST_CONFIG:
+        del commands[0]
     with replacing(run.folder / "config.yaml") as partial:
         partial.write_text("".join(f"{line}\n" for line in commands) + config, encoding="utf-8")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from visattn.data.datamodule import recorded_split
 from visattn.data.readers import Source
+from visattn.files import say
 from visattn.models import load_model
 from visattn.models.plugins import changed_plugins, check_plugins
 from visattn.models.saving.saved import write_model
@@ -69,7 +70,7 @@ def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config:
     split = None if state is None else recorded_split(state)
     source = create_source(settings, split)
     if state is not None and split is None and isinstance(source, Source) and source.split is not None:
-        on_first_process(print, UNRECORDED)
+        on_first_process(say, UNRECORDED)
     classifier = create_classifier(settings, source, known)
     data = create_data(settings, source, classifier.model)
     classifier.card = card(settings, source, data, classifier.model)
@@ -85,7 +86,7 @@ def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config:
             del best_state
     complete = None if state is None else why_complete(state, settings, arguments)
     if state is not None and complete is None and cut_short(state):
-        on_first_process(print, CUT_SHORT.format(epochs_done(state)))
+        on_first_process(say, CUT_SHORT.format(epochs_done(state)))
     steps = 0 if state is None else state["global_step"]
     del state  # Lightning reads it again
     film = create_film(run.folder, settings, classifier.model, data)
@@ -108,7 +109,7 @@ def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config:
             write_model(run.folder, model_weights(kept), {**classifier.card, "best": said})
             model, _ = load_model(run.folder)
             draw_outcome(run.folder, model, data, rows)
-            print(f"\n{run.summary(best, time.perf_counter() - began)}")
+            say(f"\n{run.summary(best, time.perf_counter() - began)}")
     end_together()
 
 
@@ -122,5 +123,5 @@ def read_state(run: Run) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         raise ValueError(f"{str(run.checkpoint)!r} is not a checkpoint of train.py: it has no model card")
     check_plugins(known, run.checkpoint)
     for plugin in changed_plugins(known):
-        on_first_process(print, f"note: {plugin} has changed since the run began")
+        on_first_process(say, f"note: {plugin} has changed since the run began")
     return state, known

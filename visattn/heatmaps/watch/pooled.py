@@ -58,7 +58,7 @@ def _unavoidable(model: nn.Module, images: Tensor, found: Survey) -> Iterator[st
         return hook
 
     for name, module in model.named_modules():
-        if name:
+        if name and not isinstance(module, torch.jit.ScriptModule):  # which take no hooks
             module.register_forward_hook(HookOfThread(note(name)))  # copies that run meanwhile leave it out
     with torch.enable_grad():
         given = leaf.clone()

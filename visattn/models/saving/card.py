@@ -39,6 +39,8 @@ from visattn.models.saving.checks import (
 
 CARD = "model.json"
 LARGEST = 16_000_000  # bytes of a card: tens of thousands of classes with two names each
+MOST_VALUES = 2_000_000  # of a card, and keys
+DEEPEST = 20  # levels, more than any card has
 MOST_PIXELS = 2**27  # as for an image that is read
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 CROP_MODES = ("center", "squash", "border")
@@ -166,9 +168,28 @@ def check_card(card: Any, source: str | Path) -> dict[str, Any]:
 
 def checked(card: Any) -> dict[str, Any]:
     """A card as JSON gives it; what does not follow the schema raises."""
+    _check_amount(card)
     KNOWN(card, "")
     _check_numbers(card)
     return json.loads(json.dumps(card, allow_nan=False))
+
+
+def _check_amount(card: Any) -> None:
+    """Raise if a card would be larger than its file may be: in a checkpoint, lists can be the same ones many times."""
+    todo, values, letters = [(card, 0)], 0, 0
+    while todo:
+        each, depth = todo.pop()
+        values += 1
+        if depth > DEEPEST:
+            raise ValueError("it is nested too deeply")
+        if isinstance(each, Mapping):
+            todo += [(inner, depth + 1) for inner in (*each.keys(), *each.values())]
+        elif isinstance(each, list | tuple):
+            todo += [(inner, depth + 1) for inner in each]
+        elif isinstance(each, str):
+            letters += len(each)
+        if values + len(todo) > MOST_VALUES or letters > LARGEST:
+            raise ValueError(f"it holds more than {MOST_VALUES:,} values, or more than {LARGEST:,} letters")
 
 
 def read_card(path: str | Path) -> dict[str, Any]:

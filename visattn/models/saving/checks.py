@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from visattn.constants import ORIGIN
 from visattn.listing import shown
-from visattn.models.arguments import ORIGIN
 from visattn.registry import suggest
 
 KEY = re.compile(r"[A-Za-z_]\w*", re.ASCII)

@@ -82,8 +82,8 @@ def _names(description: Mapping[str, Any]) -> list[str]:
 def _arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
     """How the plain network was built, as far as it is visible or was given."""
     built = getattr(model, "built_with", None) or ({} if "name" in given else _of_timm(model))
-    number = getattr(model, "num_classes", None)
-    seen = {"num_classes": number} if isinstance(number, int) and not built.get("features_only") else {}
+    number = whole(getattr(model, "num_classes", None))
+    seen = {"num_classes": number} if number is not None and not built.get("features_only") else {}
     return {**built, **seen, **given}
 
 
