@@ -131,14 +131,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _with_rows(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Old results, with the rows that were measured again."""
+    """Old results, with the rows of blocks that were measured again, and the day of each."""
 
     def subject(row: dict[str, Any]) -> tuple[Any, ...]:
         return row["block"], tuple(row["shape"]), *row["setting"].values()
 
     again = {subject(row): row for row in new["rows"]}
     rows = [again.pop(subject(row), row) for row in old["rows"]]
-    return {**old, "rows": [*rows, *again.values()]}
+    days = {**old.get("again", {}), **{row["block"]: new["machine"]["date"] for row in new["rows"]}}
+    return {**old, "again": days, "rows": [*rows, *again.values()]}
 
 
 def _counted(jobs: list[Any]) -> Iterator[Any]:

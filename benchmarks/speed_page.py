@@ -57,11 +57,16 @@ def _read(results: Path, part: str) -> dict[str, Any] | None:
 def _measured(content: dict[str, Any]) -> str:
     machine = content["machine"]
     device = ", ".join(filter(None, [machine["gpu"], machine["cpu"]]))
-    return (
+    text = (
         f"`{content['command']}`, {machine['date']}: {device}, {machine['cores']} cores, torch threads: "
         f"{machine['threads']}; {machine['system']}, Python {machine['python']}, torch {machine['torch']}, "
         f"timm {machine['timm']}.\n\n"
     )
+    if again := content.get("again"):
+        names = ", ".join(f"`{name}` ({day})" for name, day in again.items())
+        text += "Measured again in runs of their own, whose ratios can be compared, but not their milliseconds: "
+        text += f"{names}.\n\n"
+    return text
 
 
 # --- beside timm ----------------------------------------------------------------------------------------------------

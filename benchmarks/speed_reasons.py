@@ -20,6 +20,7 @@ LONGER: dict[tuple[str, ...], str] = {
 REASONS: dict[str, str] = {
     "bam": "dilated convolutions and a gate for every number of the map",
     "cbam": PASSES + "two poolings with maxima and two gates",
+    "coord": PASSES + "two poolings and a gate of rows and columns",
     "ela": PASSES + "two poolings and two gates",
     "ema": "its 1x1 and 3x3 convolutions work on groups of a few channels, far below the rate of the floor",
     "gct": PASSES + "a sum of squares, a gate and their gradients",

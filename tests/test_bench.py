@@ -482,6 +482,8 @@ def test_the_benchmark_writes_the_page(tmp_path, capsys):
     again = json.loads((results / "blocks.json").read_text())
     changed = [new["block"] for new, old in zip(again["rows"], contents["blocks"]["rows"], strict=True) if new != old]
     assert changed == ["simam", "simam"]
+    assert set(again["again"]) == {"simam"}
+    assert "whose ratios can be compared, but not their milliseconds: `simam`" in page.read_text()
     assert again["convolutions"] == contents["blocks"]["convolutions"]
     capsys.readouterr()
 

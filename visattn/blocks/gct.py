@@ -19,13 +19,10 @@ True
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
-from visattn.blocks.primitives import by_image, gate
 from visattn.core.arguments import Device, DType, positive
 from visattn.core.precision import precise
 
@@ -56,22 +53,6 @@ class GatedChannel(Gate):
 
     def attention(self, x: Tensor) -> Tensor:
         """Channel gate (B, C, 1, 1), between 0 and 2."""
-        return gate_of_norms(x, self.alpha, self.gamma, self.beta, self.eps)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The gated input, (B, C, H, W)."""
-        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return by_image(partial(gate_by_norms, eps=self.eps), (x,), (self.alpha, self.gamma, self.beta))
-        return gate_by_norms(x, self.alpha, self.gamma, self.beta, self.eps)
-
-
-def gate_of_norms(x: Tensor, alpha: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
-    """1 + tanh(γ ŝ + β), (B, C, 1, 1)."""
-    s = alpha * (precise(x).square().sum((2, 3)) + eps).sqrt()  # (B, C)
-    normalised = gamma * s * (s.square().mean(1, keepdim=True) + eps).rsqrt()
-    return (1 + torch.tanh(normalised + beta)).to(x.dtype)[..., None, None]
-
-
-def gate_by_norms(x: Tensor, alpha: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
-    """The gated input, (B, C, H, W)."""
-    return gate(x, gate_of_norms(x, alpha, gamma, beta, eps))
+        s = self.alpha * (precise(x).square().sum((2, 3)) + self.eps).sqrt()  # (B, C)
+        normalised = self.gamma * s * (s.square().mean(1, keepdim=True) + self.eps).rsqrt()
+        return (1 + torch.tanh(normalised + self.beta)).to(x.dtype)[..., None, None]

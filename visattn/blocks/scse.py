@@ -25,11 +25,10 @@ True
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.blocks.base import Gate, register_block
-from visattn.blocks.primitives import Pointwise, by_image, gate, is_bare, is_bare_convolution, trains_plainly
+from visattn.blocks.primitives import Pointwise, by_image, gate, is_bare, trains_plainly
 from visattn.blocks.se import SqueezeExcite
 from visattn.core.arguments import Device, DType
 
@@ -64,19 +63,6 @@ class SpatialSE(Gate):
     def attention(self, x: Tensor) -> Tensor:
         """Spatial gate (B, 1, H, W)."""
         return torch.sigmoid(self.conv(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The gated input, (B, C, H, W)."""
-        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-            weight, bias = self.conv.weight, self.conv.bias
-            if bias is not None and trains_plainly(x) and is_bare_convolution(self.conv, x):
-                return by_image(gate_by_projection, (x,), (weight, bias))
-        return x * self.attention(x)
-
-
-def gate_by_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Every pixel times the sigmoid of its projection to one number."""
-    return gate(x, torch.sigmoid(F.conv2d(x, weight, bias)))
 
 
 @register_block("scse", family="mixed", paper=PAPER, used_in="networks for segmentation")
