@@ -293,8 +293,8 @@ def test_a_checkpoint_is_loaded_with_its_own_card(tmp_path):
     model, other = (shuffled(visattn.create_model("test_resnet_se", num_classes=2)) for _ in range(2))
     visattn.save_model(other, tmp_path)
     state = {f"model.{key}": value for key, value in model.state_dict().items()}
-    content = {"pytorch-lightning_version": "2", "state_dict": state, "card": {**describe(model), "classes": ["a", "b"]}}
-    torch.save(content, tmp_path / "best.ckpt")
+    card = {**describe(model), "classes": ["a", "b"]}
+    torch.save({"pytorch-lightning_version": "2", "state_dict": state, "card": card}, tmp_path / "best.ckpt")
     loaded, card = visattn.load_model(tmp_path / "best.ckpt")
     assert card["classes"] == ["a", "b"]
     assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))
@@ -328,7 +328,7 @@ def test_another_file_in_a_folder_does_not_stand_for_its_model(name, says, besid
 
 
 def test_no_file_and_no_folder_is_said_with_its_name(tmp_path):
-    with pytest.raises(ValueError, match="there is no file and no folder .*nowhere"):
+    with pytest.raises(ValueError, match=r"there is no file and no folder .*nowhere"):
         visattn.load_model(tmp_path / "nowhere")
 
 
