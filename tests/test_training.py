@@ -229,8 +229,8 @@ def test_a_run_that_averages_its_weights_does_not_go_on_without(undrawn, capsys,
     assert main(["--resume", "runs/averaged", "--epochs", "2", *instead]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line == (
-        f"train.py: the checkpoint has the average of the run's weights ({said}), and beside it those that are trained, "
-        "which would be lost: resume it as it started, with the same average"
+        f"train.py: the checkpoint has the average of the run's weights ({said}), and beside it those that are "
+        "trained, which would be lost: resume it as it started, with the same average"
     )
     assert (undrawn / "runs" / "averaged" / "config.yaml").read_text() == before
 

@@ -16,7 +16,6 @@ from torchmetrics import Metric
 
 from visattn.data.loader import IGNORE
 
-
 SUMS_KEY = "sums"  # where a checkpoint keeps the sums of an epoch that was interrupted
 SUMS = {"train_loss": ("total", "weight"), "train_top1": ("right", "counted")}
 
