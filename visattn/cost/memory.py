@@ -78,8 +78,9 @@ def kept_bytes(forward: Callable[[], Any], module: nn.Module) -> int:
 def foreseen_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, *, train: bool) -> int:
     """About what a module, its input and a step need, found out without allocating it.
 
-    The module may be on the meta device. The step runs in single precision on tensors without storage, and the result is scaled to the dtype. Memory inside
-    of operators is not seen, and some of autograd's buffers are released late: this is close, not exact.
+    The module may be on the meta device. The step runs in single precision on tensors without storage, and the result
+    is scaled to the dtype. Memory inside of operators is not seen, and some of autograd's buffers are released late:
+    this is close, not exact.
 
     >>> foreseen_bytes(nn.Sigmoid(), (8, 64, 1000, 1000), torch.float32, train=False)  # the input and the output
     4096000000
