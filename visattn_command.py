@@ -66,7 +66,25 @@ def begin(prog: str) -> None:
         if not os.environ.get(name, "0").isdecimal():
             sys.exit(f"{prog}: the environment variable {name} is no number: {os.environ[name]!r}")
     os.environ["MPLBACKEND"] = "agg"  # matplotlib draws without a window
+    if os.path.exists("matplotlibrc"):
+        _import_matplotlib_elsewhere()
     flags_first = True
+
+
+def _import_matplotlib_elsewhere() -> None:
+    """Import matplotlib now, in a folder without settings for it: pictures do not depend on where they are made.
+
+    Those of the current folder come before all others, whatever the environment says, and are read only on import.
+    """
+    for name in {"MATPLOTLIBRC", "MPLCONFIGDIR"} & os.environ.keys():
+        os.environ[name] = os.path.abspath(os.environ[name])
+    here = os.getcwd()
+    os.chdir(os.path.dirname(os.__file__))
+    try:
+        with suppress(ImportError):  # whoever needs it says that it is missing
+            import matplotlib  # noqa: F401
+    finally:
+        os.chdir(here)
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from torch import nn
 import visattn
 from benchmarks import speed
 from benchmarks.speed_page import UNEXPLAINED, speed_page
+from visattn.blocks import create_block
 from visattn.cli import main
 from visattn.cost import RIVALS, bench_blocks, bench_budget, bench_growth, bench_models, build_rival
 from visattn.cost.contest import Contestant, contest
@@ -102,6 +103,20 @@ def test_free_memory():
 
 
 # --- time -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_without_memory_for_it_is_refused_before_the_block_is_built(monkeypatch):
+    built = []
+
+    def create(*arguments, **options):
+        built.append(options.get("device"))
+        return create_block(*arguments, **options)
+
+    monkeypatch.setattr("visattn.cost.blocks.create_block", create)
+    monkeypatch.setattr("visattn.cost.contest.free_bytes", lambda device: 6_000_000)  # the weights have 0.5 MB
+    (left_out,) = bench_blocks("se", "1x1024x32x32", mode="train", repeats=1).left_out
+    assert "GB of memory" in left_out[1]
+    assert built == ["meta"]
 
 
 def test_steps_take_turns_and_none_always_follows_the_same_other():

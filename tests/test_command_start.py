@@ -77,6 +77,25 @@ def test_an_environment_that_makes_no_sense(tmp_path, script, variable, code, sa
     assert said in ended.stderr
 
 
+@pytest.mark.parametrize("content", [b"lines.linewidth: 7\n", b"\xff\xfe", b"lines.linewidth 7\nnonsense"])
+def test_settings_of_matplotlib_in_the_current_folder_are_left_alone(tmp_path, content):
+    (tmp_path / "matplotlibrc").write_bytes(content)
+    (tmp_path / "mine").write_text("lines.markersize: 9\n")
+    run = f"import os, sys; sys.path.insert(0, {str(ROOT)!r}); from visattn_command import begin; begin('train.py')"
+    run += "; import matplotlib; print(matplotlib.rcParams['lines.linewidth'], matplotlib.rcParams['lines.markersize'])"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{run}; print(os.getcwd())"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "MATPLOTLIBRC": "mine"},  # which the user has set
+    )
+    assert ended.stderr == ""
+    assert ended.stdout == f"1.5 9.0\n{tmp_path}\n"
+
+
 def test_a_closed_stdout(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["blocks", "se"]) == 0

@@ -167,6 +167,55 @@ def test_ycck_jpeg():
     assert distance(decode(data[:transform] + b"\2" + data[transform + 1 :]), PRINTED) <= 6
 
 
+# An image is the same in a file and in memory.
+
+NOISE = RNG.integers(0, 256, (H, W, 4), np.uint8)
+INSIDE = {
+    **{mode: Image.fromarray(NOISE[..., :3]).convert(mode) for mode in ("1", "L", "RGB", "CMYK", "YCbCr", "HSV")},
+    **{mode: Image.fromarray(NOISE).convert(mode) for mode in ("RGBA", "RGBa", "RGBX")},
+    **{mode: Image.fromarray(NOISE).convert("LA").convert(mode) for mode in ("LA", "PA")},
+    "LAB": Image.frombytes("LAB", (W, H), NOISE[..., :3].tobytes()),
+    "P": PALETTE,
+    "P with alpha": GLASS.quantize(32),
+    "I;16": Image.fromarray(NOISE[..., 0].astype(np.uint16) * 200 + 7),
+    "I": Image.fromarray(NOISE[..., 0].astype(np.int32) * 200),
+    "F": Image.fromarray(NOISE[..., 0].astype(np.float32)),
+}
+KINDS = {"JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP", "PPM", "JPEG2000", "AVIF"}
+
+
+def same_in_memory(data):
+    image = Image.open(io.BytesIO(data))
+    try:
+        expected = decode(data)
+    except BadImage:
+        with pytest.raises(BadImage):
+            module.from_pillow(image)
+    else:
+        assert np.array_equal(module.from_pillow(image), expected)
+
+
+@pytest.mark.parametrize("mode", INSIDE)
+def test_every_mode_is_the_same_in_memory(mode):
+    written = 0
+    for kind in KINDS:
+        for options in ({}, {"transparency": 3}) if mode == "P" else ({},):
+            try:
+                data = encode(INSIDE[mode], kind, **options)
+            except (OSError, KeyError, ValueError):  # the format has no such mode
+                continue
+            same_in_memory(data)
+            written += 1
+    assert written
+
+
+def test_ycck_and_ink_without_a_marker_are_the_same_in_memory():
+    data = cmyk_jpeg(NOISE)
+    start, transform = data.index(b"\xff\xee\x00\x0eAdobe"), data.index(b"Adobe") + 11
+    same_in_memory(data[:start] + data[start + 16 :])
+    same_in_memory(data[:transform] + b"\2" + data[transform + 1 :])
+
+
 # 16 bits.
 
 

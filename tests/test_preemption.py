@@ -1,5 +1,6 @@
 """Whoever needs the machine sends a signal first: a run saves its state, says how to go on, and claims no success."""
 
+import csv
 import os
 import signal
 import subprocess
@@ -28,6 +29,13 @@ def left_alone(tmp_path_factory):
         patched.setattr(story, "draw_outcome", lambda *_: None)
         assert main([*ACCUMULATED, "--name", "whole"]) == 0
     return folder / "runs" / "whole"
+
+
+def rows_without_times(folder):
+    with (folder / "metrics.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 2
+    return [{key: value for key, value in row.items() if key not in ("images_per_second", "seconds")} for row in rows]
 
 
 def once(function, number, at=1):
@@ -64,6 +72,7 @@ def test_a_run_is_stopped_between_two_steps(left_alone, undrawn, monkeypatch, ca
     assert checkpoint(undrawn / "runs" / "parts")["global_step"] == steps
     assert main(["--resume", "runs/parts"]) == 0, capsys.readouterr().err
     assert_same_weights(undrawn / "runs" / "parts", left_alone)
+    assert rows_without_times(undrawn / "runs" / "parts") == rows_without_times(left_alone)
 
 
 @LIGHTNING
@@ -337,4 +346,8 @@ def test_a_signal_to_one_process_or_all_of_them_ends_them_in_the_same_step(held,
         assert checkpoint(held / "runs" / "parts")["global_step"] - step in (1, 2)
     train("--resume", "runs/parts", cwd=held, launcher=launcher)
     assert_same_weights(held / "runs" / "parts", whole)
+    for ours, theirs in zip(rows_without_times(held / "runs" / "parts"), rows_without_times(whole), strict=True):
+        assert {key: float(value) for key, value in ours.items()} == pytest.approx(
+            {key: float(value) for key, value in theirs.items()}, rel=1e-6
+        )
     assert not (held / "waited").exists(), (held / "waited").read_text()

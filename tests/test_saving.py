@@ -14,6 +14,7 @@ import visattn
 from tests.training import TINY
 from visattn.cli import main as visattn_main
 from visattn.cli.train import main
+from visattn.models.saving.description import describe
 from visattn.models.saving.saved import open_trained
 from visattn.models.saving.weights import model_weights
 from visattn.training.checkpoints import load_checkpoint
@@ -279,6 +280,56 @@ def test_a_card_that_says_nonsense_is_named(key, value, tmp_path):
     for load in (visattn.load_model, lambda folder: open_trained(None, str(folder))):
         with pytest.raises(ValueError, match=r"model\.json' cannot be understood"):
             load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json"])
+def test_files_of_a_saved_model_stand_for_it(name, tmp_path):
+    model = shuffled(visattn.create_model("test_resnet_se", num_classes=2))
+    loaded, _ = visattn.load_model(visattn.save_model(model, tmp_path) / name)
+    assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))
+
+
+def test_a_checkpoint_is_loaded_with_its_own_card(tmp_path):
+    model, other = (shuffled(visattn.create_model("test_resnet_se", num_classes=2)) for _ in range(2))
+    visattn.save_model(other, tmp_path)
+    state = {f"model.{key}": value for key, value in model.state_dict().items()}
+    card = {**describe(model), "classes": ["a", "b"]}
+    torch.save({"pytorch-lightning_version": "2", "state_dict": state, "card": card}, tmp_path / "best.ckpt")
+    loaded, card = visattn.load_model(tmp_path / "best.ckpt")
+    assert card["classes"] == ["a", "b"]
+    assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("zeros.safetensors", "does not say what model it is of"),
+        ("zeros.pth", "does not say what model it is of"),
+        ("broken.safetensors", "cannot be read as safetensors"),
+        ("metrics.csv", "is not a"),
+        ("confusion.png", "is not a"),
+    ],
+)
+@pytest.mark.parametrize("beside", ["a card", "nothing"])
+def test_another_file_in_a_folder_does_not_stand_for_its_model(name, says, beside, tmp_path):
+    if beside == "a card":
+        visattn.save_model(visattn.create_model("test_resnet_se", num_classes=2), tmp_path)
+    zeros = {"fc.weight": torch.zeros(2, 3)}
+    if name == "zeros.safetensors":
+        save_file(zeros, tmp_path / name)
+    elif name == "zeros.pth":
+        torch.save(zeros, tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(b"a,")
+    for load in (visattn.load_model, lambda file: open_trained(None, str(file))):
+        with pytest.raises(ValueError, match=says) as error:
+            load(tmp_path / name)
+        assert name in str(error.value)
+
+
+def test_no_file_and_no_folder_is_said_with_its_name(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no file and no folder .*nowhere"):
+        visattn.load_model(tmp_path / "nowhere")
 
 
 def test_a_bottomless_card(tmp_path):

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import yaml
 from safetensors.torch import load_file
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -197,6 +198,69 @@ def test_a_resume_that_cannot_work_leaves_the_run_alone(finished, elsewhere, cap
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert message in line
     assert (elsewhere / "runs" / "done" / "config.yaml").read_text() == before
+
+
+STOPPING = "{class_path: EarlyStopping, init_args: {monitor: val_loss}}"
+AVERAGING = "{class_path: EMAWeightAveraging, init_args: {decay: 0.9}}"
+
+
+def without(name, key):
+    """The run, as if nobody had asked for this."""
+    config = Path("runs", name, "config.yaml")
+    values = yaml.safe_load(config.read_text())
+    (values if key in values else values["trainer"]).pop(key)
+    config.write_text("# python train.py\n" + yaml.safe_dump(values))
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "instead", "said"),
+    [
+        (["--ema", "0.9"], "ema", [], "--ema"),
+        (["--ema", "0.9"], "ema", ["--trainer.callbacks", AVERAGING], "--ema"),
+        (["--trainer.callbacks", AVERAGING], "callbacks", [], "EMAWeightAveraging"),
+        (["--trainer.callbacks", AVERAGING], "callbacks", ["--ema", "0.9"], "EMAWeightAveraging"),
+    ],
+)
+def test_a_run_that_averages_its_weights_does_not_go_on_without(undrawn, capsys, given, key, instead, said):
+    run("--name", "averaged", "--epochs", 1, *given)
+    without("averaged", key)
+    before = (undrawn / "runs" / "averaged" / "config.yaml").read_text()
+    capsys.readouterr()
+    assert main(["--resume", "runs/averaged", "--epochs", "2", *instead]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line == (
+        f"train.py: the checkpoint has the average of the run's weights ({said}), and beside it those that are "
+        "trained, which would be lost: resume it as it started, with the same average"
+    )
+    assert (undrawn / "runs" / "averaged" / "config.yaml").read_text() == before
+
+
+@pytest.mark.parametrize("decay", ["0.9", "0.99"])
+def test_an_average_goes_on_with_any_decay(undrawn, capsys, decay):
+    run("--name", "averaged", "--epochs", 1, "--ema", "0.9", capsys=capsys)
+    said = run("--resume", "runs/averaged", "--epochs", 2, "--ema", decay, capsys=capsys)
+    assert "note: the run had no average" not in said.out
+    assert said.err == ""
+    assert int(checkpoint(undrawn / "runs" / "averaged")["averaging_state"]["n_averaged"]) == 8
+
+
+def test_an_average_that_begins_later_says_so(undrawn, capsys):
+    run("--name", "averaged", "--epochs", 1)
+    said = run("--resume", "runs/averaged", "--epochs", 2, "--ema", "0.9", capsys=capsys)
+    assert "note: the run had no average of its weights so far: it begins here" in said.out
+    assert "Averag" not in said.err
+    assert int(checkpoint(undrawn / "runs" / "averaged")["averaging_state"]["n_averaged"]) == 4
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_callback_that_is_left_out_is_named(capsys):
+    run("--name", "stopping", "--epochs", 1, "--trainer.callbacks", STOPPING)
+    without("stopping", "callbacks")
+    capsys.readouterr()
+    assert main(["--resume", "runs/stopping", "--epochs", "2"]) == 0
+    said = capsys.readouterr()
+    assert "note: the run goes on without EarlyStopping, whose state is in the checkpoint" in said.out
+    assert said.err == ""
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,11 @@ CASES = [
         code=1,  # after the first epoch
         prepare=unreadable_in_validation,
     ),
+    Command(
+        f"{RUN} --model-options '{{drop_rate: 0.1, extra: {{pretrained_cfg: {{url: x}}}}}}'",
+        "--model-options: 'extra' holds 'pretrained_cfg', which says where weights come from: it can only stand at",
+    ),
+    Command(f"{RUN} --model-options '{{extra: [[{{cache_dir: x}}]]}}'", "--model-options: 'extra' holds 'cache_dir'"),
     Command(f"{RUN} --model-options '{{num_classes: 5}}'", "cannot set 'num_classes': it follows from the data"),
     Command(f"{RUN} --model-options '{{pretrained: true}}'", "cannot set 'pretrained': use --pretrained"),
     Command(f"{RUN} --model-options '{{img_size: 5}}'", "cannot set 'img_size': use --image-size"),

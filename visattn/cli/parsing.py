@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, Union, get_args
 
 import yaml
-from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from lightning.pytorch import Trainer
 
 from visattn.cli import notation
 from visattn.cli.flags import MANAGED, values_of
 from visattn.cli.parser_messages import one_line
-from visattn.cli.settings_parser import create_parser, parsed, read_settings, with_files
+from visattn.cli.settings_parser import NOTATION, create_parser, parsed, read_settings, with_files
 from visattn.constants import ORIGIN
 from visattn.files import at_home, printable
 from visattn.listing import shown
@@ -81,9 +81,11 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> CommandLine:
     defaults = parser.get_defaults().trainer.as_dict()
     given = parsed(parser, with_files(argv)).trainer
     chosen = {key: value for key, value in given.as_dict().items() if value != defaults[key]}
-    for key in ABOVE_ZERO & chosen.keys():
-        if isinstance(chosen[key], int | float) and not chosen[key] > 0:
+    for key in chosen:
+        if key in ABOVE_ZERO and isinstance(chosen[key], int | float) and not chosen[key] > 0:
             raise ValueError(f"--trainer.{key} must be above 0, got {chosen[key]}")
+        if isinstance(chosen[key], str) and chosen[key].lstrip().startswith(("{", "[")):
+            _check_class(parser, f"trainer.{key}", chosen[key])
     try:
         objects = parser.instantiate(Namespace(trainer=Namespace(**{key: given[key] for key in chosen})))
     except Exception as error:  # a class of Lightning's or of a plugin can raise anything
@@ -91,6 +93,14 @@ def parse(argv: Sequence[str], prog: str = "train.py") -> CommandLine:
         raise ValueError(f"--trainer: {type(error).__name__}: {reason}") from error
     config = {key: _without_defaults(value) for key, value in chosen.items()}
     return CommandLine(settings, {key: objects.trainer[key] for key in chosen}, config)
+
+
+def _check_class(parser: ArgumentParser, key: str, value: str) -> None:
+    """Raise for a class that could not be read, and was taken for a word, where words are possible too."""
+    hint = next(action for action in parser._actions if action.dest == key)._typehint  # type: ignore[attr-defined]
+    strict = ArgumentParser(exit_on_error=False, parser_mode=NOTATION)
+    strict.add_argument(f"--{key}", type=Union[tuple(each for each in get_args(hint) if each is not str)])  # noqa: UP007
+    parsed(strict, [f"--{key}={value}"])
 
 
 def _without_defaults(value: Any) -> Any:

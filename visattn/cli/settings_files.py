@@ -10,11 +10,10 @@ import yaml
 
 from visattn.cli import notation
 from visattn.cli.flags import MANAGED, check_number, closest, pairs
-from visattn.constants import ORIGIN
 from visattn.files import at_home, configs_folder, read_text
 from visattn.listing import shown
 from visattn.registry import suggest
-from visattn.training.settings import ALONE, LARGEST_CONFIG, Settings
+from visattn.training.settings import ALONE, LARGEST_CONFIG, Settings, origin_in
 
 
 def config_path(name: str) -> str:
@@ -57,9 +56,9 @@ def check_config(path: Path, known: set[str]) -> None:
         if key not in known:
             raise ValueError(f"unknown key {key!r} in {path}: {closest(str(key), known)}")
         check_number(f"--{key}", values[key])
-        if key == "model_options" and (origin := _origin(values[key])) is not None:
+        if key == "model_options" and (named := origin_in(values[key])) is not None:
             raise ValueError(
-                f"{path} cannot set {origin!r}: where weights come from is said on the command line (--model-options)"
+                f"{path} cannot set {named!r}: where weights come from is said on the command line (--model-options)"
             )
         if get_type_hints(Settings).get(key) is bool and not isinstance(values[key], bool):
             raise ValueError(f"{key!r} in {path} is {shown(values[key])}, not true or false")
@@ -72,13 +71,6 @@ def check_config(path: Path, known: set[str]) -> None:
         if f"trainer.{key}" not in known:
             raise ValueError(f"unknown key 'trainer.{key}' in {path}: {closest(f'trainer.{key}', known)}")
         check_number(f"--trainer.{key}", trainer[key])
-
-
-def _origin(options: Any) -> str | None:
-    """A key, at any depth, that says where weights come from."""
-    inner = list(options.values()) if isinstance(options, dict) else options if isinstance(options, list) else []
-    here = [key for key in ORIGIN if isinstance(options, dict) and key in options]
-    return next((found for found in (*here, *map(_origin, inner)) if found is not None), None)
 
 
 def with_config_of_resumed_run(arguments: list[str]) -> Iterator[str]:

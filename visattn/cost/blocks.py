@@ -151,7 +151,9 @@ def _measure(
     repeats: int | None,
 ) -> BlockRow:
     setting.forget_compiled()
-    check_size(create_block(name, shape[1], device="meta"), device)
+    sketch = create_block(name, shape[1], device="meta")
+    check_size(sketch, device)
+    check_affordable([sketch], shape, setting, device)  # before a minute is spent on building it
     modules: list[nn.Module] = [create_block(name, shape[1]), Multiply(*shape[:2])]
     if against is not None and name in RIVALS and (timms := build_rival(name, *shape[1:])) is not None:
         modules.append(timms)

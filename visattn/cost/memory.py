@@ -78,15 +78,21 @@ def kept_bytes(forward: Callable[[], Any], module: nn.Module) -> int:
 def foreseen_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, *, train: bool) -> int:
     """About what a module, its input and a step need, found out without allocating it.
 
-    The step runs in single precision on tensors without storage, and the result is scaled to the dtype. Memory inside
-    of operators is not seen, and some of autograd's buffers are released late: this is close, not exact.
+    The module may be on the meta device. The step runs in single precision on tensors without storage, and the result
+    is scaled to the dtype. Memory inside of operators is not seen, and some of autograd's buffers are released late:
+    this is close, not exact.
 
     >>> foreseen_bytes(nn.Sigmoid(), (8, 64, 1000, 1000), torch.float32, train=False)  # the input and the output
     4096000000
     """
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, _Live() as live:
-        tensors: dict[str, Tensor] = {name: fake.from_tensor(tensor) for name, tensor in own.items()}
+        tensors: dict[str, Tensor] = {
+            name: torch.empty_like(tensor, device="cpu", requires_grad=tensor.requires_grad)
+            if tensor.is_meta
+            else fake.from_tensor(tensor)
+            for name, tensor in own.items()
+        }
         live.held = live.peak = sum(tensor.nbytes for tensor in tensors.values())
         x = torch.empty(shape).requires_grad_(train)
         with torch.set_grad_enabled(train):

@@ -1,8 +1,8 @@
 """Decode image files to RGB arrays.
 
-OpenCV decodes JPEG, PNG and opaque WebP; Pillow decodes transparent images and rarer formats. Both are lenient with
-damaged files in their own ways, so size and completeness are checked first. Nothing in a file is ever executed: formats
-that are programs, such as EPS, are not supported.
+OpenCV decodes JPEG, PNG and opaque WebP; Pillow decodes transparent images, CMYK and rarer formats. Both are lenient
+with damaged files in their own ways, so size and completeness are checked first. Nothing in a file is ever executed:
+formats that are programs, such as EPS, are not supported.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.ImageFile import ImageFile
 from PIL.Jpeg2KImagePlugin import Jpeg2KImageFile
+from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 from PIL.TiffImagePlugin import BITSPERSAMPLE, PLANAR_CONFIGURATION, TiffImageFile
@@ -108,17 +109,20 @@ def decode(data: bytes, path: str = "image") -> NDArray[np.uint8]:
 
 def _jpeg(data: bytes, path: str) -> NDArray[np.uint8]:
     """Check the size, the first scan and the end marker: decoders silently fill in what is missing."""
-    width, height, at = 0, 0, len(JPEG_START)
+    width, height, channels, at = 0, 0, 0, len(JPEG_START)
     while segment := JPEG_SEGMENT.search(data, at):
         at = segment.end()
         if segment[1] == JPEG_SCAN:
             break
         if segment[1] in JPEG_FRAMES:
             height, width = (int.from_bytes(data[i : i + 2], "big") for i in (at + 1, at + 3))
+            channels = int.from_bytes(data[at + 5 : at + 6], "big")
         at += int.from_bytes(segment[2], "big") - 2
     if data.rfind(JPEG_END, at) < 0:
         raise BadImage(path, DAMAGED)
     _check_size(width, height, path)
+    if channels == 4:  # ink, of which OpenCV makes other colours
+        return from_pillow(_open(JpegImageFile, data, path), path)
     return _by_opencv(data, path)
 
 
@@ -197,7 +201,7 @@ def _open(kind: type[ImageFile], data: bytes, path: str) -> ImageFile:
 
 def from_pillow(image: Image.Image, path: str = "image") -> NDArray[np.uint8]:
     """Convert a Pillow image to RGB (H, W, 3) as `decode` does, leaving the image itself unchanged."""
-    if image.mode in ("I", "F") and not isinstance(image, PpmImageFile):
+    if image.mode == "F" or (image.mode == "I" and not isinstance(image, PpmImageFile)):  # whose 16 bits are in 32
         raise BadImage(path, "32 bits per channel; save it with 8 or 16")
     if 0 in image.size:
         raise BadImage(path, "it has no pixels")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
+
+from visattn.files import printable
 
 
 class Averaging(WeightAveraging):
@@ -26,6 +31,28 @@ class Averaging(WeightAveraging):
         """Start from a copy of the model."""
         if stage == "fit":
             self._average_model = Average(pl_module, pl_module.device, self.decay)
+
+
+def what_changes(state: Mapping[str, Any], callbacks: Iterable[Callback]) -> Iterator[str]:
+    """What a run that is resumed with these callbacks does unlike before; raises if it would lose its weights."""
+    now = {each.state_key for each in callbacks}
+    gone = [_named(key) for key in map(str, state["callbacks"]) if key not in now]
+    averaging = [each.state_key for each in callbacks if isinstance(each, WeightAveraging)]
+    averaged = "current_model_state" in state  # Lightning's name for the weights that are trained
+    if averaged and not any(key in state["callbacks"] for key in averaging):
+        raise ValueError(
+            f"the checkpoint has the average of the run's weights ({', '.join(gone)}), and beside it those that are "
+            "trained, which would be lost: resume it as it started, with the same average"
+        )
+    if averaging and not averaged:
+        yield "note: the run had no average of its weights so far: it begins here"
+    if gone:
+        yield f"note: the run goes on without {', '.join(gone)}, whose state is in the checkpoint"
+
+
+def _named(key: str) -> str:
+    """A callback by the key of its state, which may have its arguments behind its name."""
+    return "--ema" if key == Averaging.__qualname__ else printable(key.partition("{")[0])[:80]
 
 
 class Average(AveragedModel):

@@ -18,6 +18,7 @@ from visattn.files import replacing
 from visattn.listing import shown
 from visattn.models.saving.description import describe
 from visattn.models.saving.weights import model_weights, read_tensors
+from visattn.training.metrics import SUMS_KEY, are_sums
 from visattn.training.record import recorded
 from visattn.training.settings import Settings
 
@@ -102,6 +103,7 @@ def _is_whole(state: Mapping[str, Any]) -> bool:
         and all(isinstance(each, dict) for each in loop.values())
         and not any(callable(getattr(LambdaLR, key, None)) or key == "optimizer" for key in schedulers[0])
         and state["epoch"] >= 0
+        and (SUMS_KEY not in state or are_sums(state[SUMS_KEY]))
     )
 
 

@@ -22,7 +22,7 @@ from visattn.models.saving.weights import CARD_KEY
 from visattn.models.wrapper import NAME
 from visattn.models.wrapping import wrappers
 from visattn.policy import DecisionModule, policy_term, take_decisions
-from visattn.training.metrics import Accuracy, Confusion, Mean
+from visattn.training.metrics import SUMS, SUMS_KEY, Accuracy, Confusion, Mean
 from visattn.training.optimisation import apply_recipe, cosine_with_warmup, create_optimizer, new_parts, recipe
 from visattn.training.settings import Settings
 
@@ -57,8 +57,25 @@ class Classifier(LightningModule):
         self.train()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put the model card into the checkpoint."""
+        """Put the model card into the checkpoint, and the sums of an epoch that is not over."""
         checkpoint[CARD_KEY] = self.card
+        checkpoint[SUMS_KEY] = {
+            name: {each: getattr(getattr(self, name), each).item() for each in sums} for name, sums in SUMS.items()
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on with the sums of the epoch in the first process, which has those of all (:meth:`join_sums`)."""
+        if self.trainer.is_global_zero:
+            for name, sums in checkpoint.get(SUMS_KEY, {}).items():  # earlier versions kept none
+                for each, value in sums.items():
+                    getattr(getattr(self, name), each).fill_(value)
+
+    def join_sums(self) -> None:
+        """Add up the sums of all processes, before the first one saves them in the middle of an epoch."""
+        for name, sums in SUMS.items():
+            for each in sums:
+                total = self.trainer.strategy.reduce(getattr(getattr(self, name), each), reduce_op="sum")
+                setattr(getattr(self, name), each, total)
 
     def forward(self, image: Tensor) -> Tensor:
         """Compute the logits."""

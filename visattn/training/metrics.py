@@ -7,11 +7,27 @@ same.
 
 from __future__ import annotations
 
+from math import isfinite
+from typing import Any
+
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from visattn.data.loader import IGNORE
+
+SUMS_KEY = "sums"  # where a checkpoint keeps the sums of an epoch that was interrupted
+SUMS = {"train_loss": ("total", "weight"), "train_top1": ("right", "counted")}
+
+
+def are_sums(saved: Any) -> bool:
+    """Whether these are the sums of an epoch, in a checkpoint that anybody may have written."""
+    return (
+        isinstance(saved, dict)
+        and saved.keys() == SUMS.keys()
+        and all(isinstance(saved[name], dict) and saved[name].keys() == set(sums) for name, sums in SUMS.items())
+        and all(type(each) in (int, float) and isfinite(each) for sums in saved.values() for each in sums.values())
+    )
 
 
 class Mean(Metric):

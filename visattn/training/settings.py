@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+from visattn.constants import ORIGIN
 from visattn.registry import suggest
 
 ALONE = "last"  # the value of a bare --resume
@@ -45,6 +46,13 @@ MANAGED = {
 def _option(default: Any, text: str, **limits: float) -> Any:
     """Define a setting with its help text; every number has two limits, the upper one far above sensible values."""
     return field(default=default, metadata={"help": text, "limits": limits})
+
+
+def origin_in(options: Any) -> str | None:
+    """A key, at any depth, that says where weights come from."""
+    inner = list(options.values()) if isinstance(options, dict) else options if isinstance(options, list) else []
+    here = [key for key in ORIGIN if isinstance(options, dict) and key in options]
+    return next((found for found in (*here, *map(origin_in, inner)) if found is not None), None)
 
 
 @dataclass(frozen=True)
@@ -167,6 +175,11 @@ class Settings:
         for option, value in (self.model_options or {}).items():
             if str(option).endswith("_rate") and isinstance(value, int | float) and not 0 <= value <= 1:
                 raise ValueError(f"--model-options: {option} must be between 0 and 1, got {value}")
+            if option not in ORIGIN and (named := origin_in(value)) is not None:  # no config.yaml could hold it
+                raise ValueError(
+                    f"--model-options: {option!r} holds {named!r}, which says where weights come from: it can only "
+                    "stand at the top"
+                )
         for option, instead in MANAGED.items():
             if option in (self.model_options or {}):
                 raise ValueError(f"--model-options cannot set {option!r}: {instead}")

@@ -16,6 +16,7 @@ from visattn.models import load_model
 from visattn.models.plugins import changed_plugins, check_plugins
 from visattn.models.saving.saved import write_model
 from visattn.models.saving.weights import card_of, model_weights
+from visattn.training.averaging import what_changes
 from visattn.training.banner import announce
 from visattn.training.building import card, create_classifier, create_data, create_source
 from visattn.training.checkpoints import (
@@ -88,9 +89,12 @@ def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config:
     if state is not None and complete is None and cut_short(state):
         on_first_process(say, CUT_SHORT.format(epochs_done(state)))
     steps = 0 if state is None else state["global_step"]
-    del state  # Lightning reads it again
     film = create_film(run.folder, settings, classifier.model, data)
     trainer = create_trainer(settings, run, arguments, signals, film)
+    if state is not None and complete is None:
+        for change in what_changes(state, trainer.callbacks):  # type: ignore[attr-defined]  # Lightning sets it
+            on_first_process(say, change)
+    del state  # Lightning reads it again
     if complete is None:
         on_first_process(start, run, config)
     on_first_process(announce, run, classifier, data, trainer, complete)

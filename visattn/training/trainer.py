@@ -199,6 +199,8 @@ def quiet() -> None:
         ".*module\\(s\\) in eval mode.*",  # the frozen backbone
         ".*is smaller than the logging interval.*",
         ".*GPU available but not used.*",
+        ".*callbacks used to create the checkpoint need to be.*",  # `what_changes` says so
+        ".*checkpoint was not created with WeightAveraging.*",
         ".*isinstance\\(treespec, LeafSpec\\).*",  # Lightning's own use of torch
     ):
         warnings.filterwarnings("ignore", message)

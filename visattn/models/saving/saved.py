@@ -161,15 +161,33 @@ def load_model(folder: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     """Load the model that a training run or :func:`save_model` wrote, in evaluation mode, and its card.
 
     Nothing in the files is executed.
+
+    Args:
+        folder: of the model or the run; or a checkpoint of ``train.py``, which has its card inside.
     """
     check_default_device()
-    folder = _path(folder)
-    folder = folder.parent if folder.is_file() else folder
-    for name in (CARD, WEIGHTS):
-        if not (folder / name).is_file():
-            raise ValueError(f"{str(folder)!r} has no {name}: is it the folder of a finished run?")
-    card = read_card(folder / CARD)
-    return rebuild(card, read_weights(folder / WEIGHTS)[0], folder / WEIGHTS), card
+    path = _path(folder)
+    if path.is_dir():
+        for name in (CARD, WEIGHTS):
+            if not (path / name).is_file():
+                raise ValueError(f"{str(path)!r} has no {name}: is it the folder of a finished run?")
+    file = path / WEIGHTS if path.is_dir() else path.with_name(WEIGHTS) if path.name == CARD else path
+    if not file.is_file():
+        raise ValueError(f"no model: there is no file and no folder {str(file)!r}")
+    state, card = _read(file)
+    if card is None:
+        raise ValueError(
+            f"{str(file)!r} does not say what model it is of: give the folder of a run, or one of its checkpoints"
+        )
+    return rebuild(card, state, file), card
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """The weights in a file, and their card if there is one: in the file, or beside ``model.safetensors``."""
+    state, card = read_weights(path)
+    if card is None and path.name == WEIGHTS and path.with_name(CARD).is_file():
+        card = read_card(path.with_name(CARD))
+    return state, card
 
 
 def _path(folder: str | Path) -> Path:
@@ -198,9 +216,7 @@ def open_trained(name: str | None, weights: str | None) -> Trained:
         path = _file_of_run(path)
     elif not path.is_file():
         raise ValueError(f"no model: there is no file and no folder {weights!r}")
-    state, card = read_weights(path)
-    if card is None and path.name == WEIGHTS and path.with_name(CARD).is_file():
-        card = read_card(path.with_name(CARD))
+    state, card = _read(path)
     if card is None:
         if name is None:
             raise ValueError(f"{weights!r} does not say what model it is of: name the model as well")
