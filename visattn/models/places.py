@@ -84,8 +84,9 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
             lost = [places[name] for name in names if places[name] not in effective]
             candidates = found.blocks() or found.outermost()
             earlier = reaching_output(model, found, [p for name in candidates if (p := places[name]) not in lost])
+            sizes = found.resolutions()
             for place in lost:
-                effective += [p for p in earlier if p.size == place.size][-1:]
+                effective += [p for p in earlier if sizes[p.name] == sizes[place.name]][-1:]
         if not effective:
             raise ValueError(f"no {at} of the network reach its output; {_could_match(places)}")
         return list(dict.fromkeys(effective))
@@ -108,6 +109,11 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
                 problem = (
                     f"{pattern!r} has maps of {times(found.unclear[pattern])}, of which nobody can tell which number "
                     "is that of the channels: give example= images of another size"
+                )
+            if pattern in found.points:
+                problem = (
+                    f"the output of {pattern!r} is 1 x 1 for images of {times(found.image)}, and nobody can tell "
+                    "whether that is a map: the network takes no larger images, which would show it"
                 )
             if len(widths := found.widths().get(pattern, [])) > 1:
                 several = " and ".join(map(str, widths))
