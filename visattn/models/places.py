@@ -33,8 +33,14 @@ from visattn.modules import (
 from visattn.registry import matching, suggest
 
 
-def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
-    """Run the network once, on an example or on an image of the size it was made for."""
+def survey_places(model: nn.Module, example: Tensor | None = None, advice: str | None = None) -> Survey:
+    """Run the network once, on an example or on an image of the size it was made for.
+
+    Args:
+        model: any network.
+        example: a batch of images.
+        advice: what to do if the network takes none of them; without it, which images these were is said.
+    """
     failure: Exception | None = None
     if example is not None and not (isinstance(example, Tensor) and is_dense(example) and example.is_floating_point()):
         got: Any = type(example).__name__
@@ -48,7 +54,7 @@ def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
             failure = error
     if failure is not None and (block := failed_block(failure)) is not None:
         raise ValueError(f"block {block!r} of the network fails ({why_refused(failure)})") from failure
-    advice = "give it example= images, or other options" if example is None else "example= does not fit it"
+    advice = advice or f"images of {times(image.shape[1:])} do not fit it"
     raise ValueError(f"the network could not be run ({failure and why_refused(failure)}): {advice}") from failure
 
 
@@ -108,7 +114,7 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
             if pattern in found.unclear:
                 problem = (
                     f"{pattern!r} has maps of {times(found.unclear[pattern])}, of which nobody can tell which number "
-                    "is that of the channels: give example= images of another size"
+                    "is that of the channels: larger images may tell"
                 )
             if pattern in found.points:
                 problem = (
