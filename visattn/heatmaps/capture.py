@@ -180,7 +180,7 @@ def capture(model: nn.Module, layers: str | int | Sequence[str | int] | None = N
     :class:`MissedAttention`. A compiled model runs as it was written.
 
     One kernel shows no weights: that of torch's own ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` in
-    evaluation mode without gradients. Inside the block they compute as they do with gradients, which differs by rounding.
+    evaluation mode without gradients. Inside the block they compute as with gradients, which differs by rounding.
 
     A pass begins with a call of the model. Instead of the model, a method of it (``model.forward_features(x)``) or some
     of its modules may be called (``model.blocks[0](x)``); such calls together make one pass, until a layer attends that
