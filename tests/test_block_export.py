@@ -72,6 +72,14 @@ def test_runs_in_onnxruntime(case, x, tmp_path):
     torch.testing.assert_close(torch.from_numpy(output), block(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["acmix", "aug", "cot", "halo", "lambda", "lka", "mhsa", "psa", "sasa", "sk", "splat"])
+def test_grouped_blocks_export_and_run_in_onnxruntime(name, x, tmp_path):
+    case = Case(name, {"groups": 4, "out_channels": 16 if name == "lka" else 32, "stride": 1 if name == "lka" else 2})
+    test_exports(case, x)
+    test_runs_in_onnxruntime(case, x, tmp_path)
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 @pytest.mark.parametrize("name", sorted({*list_blocks()} - NOT_SCRIPTED))
 def test_can_be_scripted(name, x):

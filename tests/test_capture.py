@@ -170,6 +170,34 @@ def test_torchs_own_attention_layer():
     torch.testing.assert_close(maps["self_attn"], expected)
 
 
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("encoder", [False, True])
+def test_torchs_own_layer_computes_as_with_gradients(without, encoder):
+    torch.manual_seed(0)
+    kind = (
+        nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        if encoder
+        else nn.MultiheadAttention(32, 4, batch_first=True)
+    )
+    layer, x = kind.eval(), torch.rand(3, 9, 32)
+    inputs = (x,) if encoder else (x, x, x)
+
+    def run():
+        output = layer(*inputs)
+        return output if encoder else output[0]
+
+    expected = run()
+    with visattn.capture(layer):
+        assert torch.equal(run(), expected)
+    with without():
+        fast = run()
+        with visattn.capture(layer):
+            watched = run()
+        assert torch.equal(run(), fast)
+    assert torch.equal(watched, expected)
+    torch.testing.assert_close(watched, fast)
+
+
 @pytest.mark.parametrize("wanted", [{"need_weights": False}, {}, {"average_attn_weights": False}])
 @pytest.mark.parametrize("gradients", [True, False])
 def test_torchs_own_attention_layer_returns_what_was_asked(wanted, gradients):

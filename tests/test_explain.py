@@ -133,7 +133,7 @@ def test_imagenet_names_are_known():
         ({"x": torch.rand(1, 3, 200, 200)}, ValueError, r"does not take images of 3 x 200 x 200 \("),
         ({"x": torch.rand(1, 3, 200, 200), "method": "gradcam"}, ValueError, "does not take images of 3 x 200 x 200"),
         ({"x": torch.full((1, 3, 160, 160), torch.nan)}, ValueError, "not finite"),
-        ({"target": "dog"}, ValueError, "give classes="),
+        ({"target": "dog"}, ValueError, "give its number, or the names of all classes in order"),
         ({"x": torch.zeros(0, 3, 160, 160)}, ValueError, "empty batch"),
         ({"x": torch.zeros(2, 3, 160, 160, dtype=torch.uint8)}, TypeError, r"got torch.uint8 \(2, 3, 160, 160\)"),
         ({"x": torch.zeros(160, 160)}, TypeError, r"got torch.float32 \(160, 160\)"),

@@ -224,3 +224,32 @@ def test_networks_that_python_cannot_copy():
     assert count_macs(model, *images.shape) == count_macs(model.inner, *images.shape)
     assert list(visattn.evaluate(model, images, "gradcam", "randomisation").values) == ["randomisation"]
     assert attachments(visattn.attach(model, "se", at="blocks", example=images))
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (33, 33), (40, 40), (48, 48), (224, 32), (16, 96)], ids=str)
+@pytest.mark.parametrize("name", ["resnet18", "test_convnext", "test_efficientnet"])
+def test_the_places_do_not_depend_on_the_size_of_the_image(name, shape):
+    model = timm.create_model(name).eval()
+    if name == "test_convnext" and min(shape) < 32:
+        pytest.skip("its convolutions take no smaller images")
+    usual, small = survey_places(model), survey_places(model, torch.rand(1, 3, *shape))
+    assert list(small.places()) == list(usual.places())
+    assert small.blocks() == usual.blocks()
+    assert small.stages() == usual.stages()
+    assert [place.layout for place in small.places().values()] == [place.layout for place in usual.places().values()]
+
+
+@pytest.mark.parametrize("block", ["shsa", "se", "bam", "simam", "gsop", "nonlocal", "cbam", "sk"])
+def test_blocks_for_small_images_are_those_that_create_model_builds(block):
+    (row,) = blocks_for("resnet18", block, image_size=32)
+    (usual,) = blocks_for("resnet18", block)
+    assert row.problem is None
+    assert (row.where, row.places, row.parameters) == (usual.where, usual.places, usual.parameters)
+
+
+def test_a_network_that_takes_small_images_only_may_have_maps_of_one_pixel():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 8, 2, 2), nn.Flatten(), nn.Linear(8, 2))
+    images = torch.rand(1, 3, 4, 4)
+    assert list(survey_places(model, images).places()) == ["0"]
+    with pytest.raises(ValueError, match="output of '1' is 1 x 1 for images of 4 x 4, and nobody can tell"):
+        visattn.attach(model, "se", at="1", example=images)

@@ -85,7 +85,7 @@ CASES = [
     Call(
         "attach where channels cannot be told from rows",
         lambda: visattn.attach(Cube(), "se", at="1", example=torch.rand(1, 3, 32, 32)),
-        "'1' has maps of 8 x 8 x 8, of which nobody can tell which number is that of the channels: give example=",
+        "'1' has maps of 8 x 8 x 8, of which nobody can tell which number is that of the channels: larger images",
     ),
     Call(
         "detach an attached layer alone",

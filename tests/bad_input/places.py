@@ -18,6 +18,8 @@ CASES = [
     Command("places test_resnet --image-size wide", "argument --image-size: invalid int value: 'wide'"),
     Command("places test_resnet --image-size 99999999", "image_size must be at most 16384, got 99999999"),
     Command("places test_vit --image-size 3", "the network could not be run"),
+    Command("places test_vit --image-size 33", "patch size (16).): images of 3 x 33 x 33 do not fit it"),
+    Command("blocks --for test_vit --image-size 33", "patch size (16).): images of 3 x 33 x 33 do not fit it"),
     Command("places test_resnet test_vit", "unrecognized arguments: test_vit"),
     Command("places resnet50_cbam_se", "'resnet50_cbam_se' names two attentions, 'cbam' and 'se': see visattn.attach"),
     Command("places resnet50_halo_halo", "'resnet50_halo_halo' names two attentions, 'halo' and 'halo'"),
@@ -32,6 +34,11 @@ CASES = [
     Call("places: no network", lambda: visattn.places(3), "a network or of a name, got int", TypeError),
     Call("places: no size", lambda: visattn.places("test_resnet", image_size=1.5), "whole number", TypeError),
     Call("places: too deep", lambda: visattn.places(nn.Conv2d(3, 4, 9), image_size=4), "could not be run"),
+    Call(
+        "places: images of a size that the network does not state",
+        lambda: visattn.places(nn.Sequential(nn.Flatten(), nn.Linear(48, 4))),
+        "images of 3 x 224 x 224 do not fit it",
+    ),
     Call("blocks_for: no name", lambda: blocks_for("test_resnet", 3), "pattern is a name or a glob", TypeError),
     Call("blocks_for: no map", lambda: blocks_for(nn.Flatten(), image_size=8), "no feature map that a block could"),
     Call(

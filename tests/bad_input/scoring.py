@@ -150,6 +150,7 @@ CASES = [
     Call("a number of masks", lambda: on_files(masks=5), "in a tensor, got int", TypeError),
     Call("bytes of masks", lambda: on_files(masks=b"x"), "in a tensor, got bytes", TypeError),
     Call("no masks", lambda: evaluate(metrics="pointing"), "pointing: it is not known where the objects are"),
+    Command("evaluate --weights model --data photos --metrics pointing", "objects are: give masks of the images"),
     Call("no confident image", lambda: evaluate(metrics="gridpg", number=50), "gridpg: no mosaics"),
     Call("NaN in images", with_nan, "the images hold numbers that are not finite"),
     Call("NaN in weights", broken, "are not finite (NaN or infinite): are its weights?"),

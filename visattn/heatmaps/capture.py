@@ -179,6 +179,9 @@ def capture(model: nn.Module, layers: str | int | Sequence[str | int] | None = N
     through the same model are neither seen nor disturbed. A layer with attention that ran but could not be seen raises
     :class:`MissedAttention`. A compiled model runs as it was written.
 
+    One kernel shows no weights: that of torch's own ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` in
+    evaluation mode without gradients. Inside the block they compute as with gradients, which differs by rounding.
+
     A pass begins with a call of the model. Instead of the model, a method of it (``model.forward_features(x)``) or some
     of its modules may be called (``model.blocks[0](x)``); such calls together make one pass, until a layer attends that
     has already attended in an earlier one of them: with it a new pass begins. A layer that is used several times within

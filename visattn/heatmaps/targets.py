@@ -71,7 +71,9 @@ def class_index(name: str, classes: Sequence[str] | None) -> int:
     if name.isdecimal() and len(name) < 100 and (classes is None or name not in classes):
         return int(name)
     if classes is None:
-        raise ValueError(f"the class {name!r} cannot be found by name: give classes=, the names in order, or a number")
+        raise ValueError(
+            f"the class {name!r} cannot be found by name: give its number, or the names of all classes in order"
+        )
     wanted = name.lower().replace("_", " ")
     synonyms: dict[str, list[int]] = {}
     for index, each in enumerate(classes):

@@ -86,7 +86,8 @@ def attach(
     if example is not None and not (isinstance(example, Tensor) and example.ndim == 4 and len(example)):
         got = f"a tensor {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
         raise TypeError(f"example is a batch of images (B, C, H, W), got {got}")
-    found = survey_places(network, example)
+    advice = "give it example= images, or other options" if example is None else "example= does not fit it"
+    found = survey_places(network, example, advice)
     places = choose(network, found, at)
     before = set(attachments(network))
     attach_at(network, block, dict.fromkeys(places, options), entry=found.entry, init=init, stack=stack)

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from visattn.blocks.primitives import is_channels_last
 
+PREFIXES = 8  # fewer than so many tokens before the pixels are thought of, where a network does not say how many it has
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -35,6 +37,10 @@ class Layout:
         if self.kind == "NHWC":
             return shape[1], shape[2]
         return grid(shape[1] - self.prefix, image)
+
+    def like(self, shape: Sequence[int]) -> Layout:
+        """The same arrangement in a tensor of this shape, whose width may be another."""
+        return Layout(self.kind, shape[1] if self.kind == "NCHW" else shape[-1], self.prefix)
 
     def to_map(self, x: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         """(B, C, H, W), without the prefix; tokens need to be told the height and width."""
@@ -127,14 +133,25 @@ def recognise(shape: Sequence[int], image: tuple[int, int], prefix: int = 0) -> 
         _, a, b, c = shape
         candidates = [(_distortion(b, c, image), "NCHW", a), (_distortion(a, b, image), "NHWC", c)]
         distortion, kind, channels = min(candidates, key=lambda candidate: candidate[0])
-        if distortion < 1:
+        if distortion < 1 and (b, c) != (1, 1):  # a column of one channel is what was pooled
             return Layout("NCHW" if kind == "NCHW" else "NHWC", channels)
     if len(shape) == 3:
         for tolerance in (1e-6, 1):
-            for extra in (prefix, *range(8)):
+            for extra in (prefix, *range(PREFIXES)):
                 tokens = shape[1] - extra
                 if tokens > 1 and _distortion(*grid(tokens, image), image) < tolerance:
                     return Layout("tokens", shape[2], extra)
+    return None
+
+
+def of_one_pixel(shape: Sequence[int]) -> Layout | None:
+    """The layout of a tensor of this shape if it is a map of a single pixel; None if it cannot be one."""
+    if len(shape) == 4 and 1 == shape[2] == shape[3]:
+        return Layout("NCHW", shape[1])
+    if len(shape) == 4 and 1 == shape[1] == shape[2]:
+        return Layout("NHWC", shape[3])
+    if len(shape) == 3 and 1 <= shape[1] <= PREFIXES:
+        return Layout("tokens", shape[2], shape[1] - 1)
     return None
 
 

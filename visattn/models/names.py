@@ -153,7 +153,7 @@ def create_model(
     full_name = name
     name, named = split_name(name)
     if attn is not None and named is not None:
-        raise ValueError(f"{full_name!r} already says {named!r}, so attn={attn!r} is one too many; see visattn.attach")
+        raise ValueError(f"{full_name!r} already says {named!r}, so {attn!r} is one attention too many")
     attn = named if attn is None else attn
     if attn is not None and attn not in attentions():
         raise ValueError(f"unknown attention {shown(attn)}: {suggest(attn, attentions())}")

@@ -64,8 +64,8 @@ class PlaceRows(list[PlaceRow]):
             for row in self
         ]
         caption = (
-            f"{len(self)} places, in the order of the forward pass of images of {times(self.image)} (image_size= for "
-            "others); at= also takes globs, such as '*.conv2'"
+            f"{len(self)} places, in the order of the forward pass of images of {times(self.image)}, in "
+            "others they have other sizes; attach's at= also takes globs, such as '*.conv2'"
         )
         return Table(["name", "module", "layout", "at=", "channels", "size"], cells, caption, texts=4)
 

@@ -33,8 +33,14 @@ from visattn.modules import (
 from visattn.registry import matching, suggest
 
 
-def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
-    """Run the network once, on an example or on an image of the size it was made for."""
+def survey_places(model: nn.Module, example: Tensor | None = None, advice: str | None = None) -> Survey:
+    """Run the network once, on an example or on an image of the size it was made for.
+
+    Args:
+        model: any network.
+        example: a batch of images.
+        advice: what to do if the network takes none of them; without it, which images these were is said.
+    """
     failure: Exception | None = None
     if example is not None and not (isinstance(example, Tensor) and is_dense(example) and example.is_floating_point()):
         got: Any = type(example).__name__
@@ -48,7 +54,7 @@ def survey_places(model: nn.Module, example: Tensor | None = None) -> Survey:
             failure = error
     if failure is not None and (block := failed_block(failure)) is not None:
         raise ValueError(f"block {block!r} of the network fails ({why_refused(failure)})") from failure
-    advice = "give it example= images, or other options" if example is None else "example= does not fit it"
+    advice = advice or f"images of {times(image.shape[1:])} do not fit it"
     raise ValueError(f"the network could not be run ({failure and why_refused(failure)}): {advice}") from failure
 
 
@@ -84,8 +90,9 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
             lost = [places[name] for name in names if places[name] not in effective]
             candidates = found.blocks() or found.outermost()
             earlier = reaching_output(model, found, [p for name in candidates if (p := places[name]) not in lost])
+            sizes = found.resolutions()
             for place in lost:
-                effective += [p for p in earlier if p.size == place.size][-1:]
+                effective += [p for p in earlier if sizes[p.name] == sizes[place.name]][-1:]
         if not effective:
             raise ValueError(f"no {at} of the network reach its output; {_could_match(places)}")
         return list(dict.fromkeys(effective))
@@ -107,7 +114,12 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
             if pattern in found.unclear:
                 problem = (
                     f"{pattern!r} has maps of {times(found.unclear[pattern])}, of which nobody can tell which number "
-                    "is that of the channels: give example= images of another size"
+                    "is that of the channels: larger images may tell"
+                )
+            if pattern in found.points:
+                problem = (
+                    f"the output of {pattern!r} is 1 x 1 for images of {times(found.image)}, and nobody can tell "
+                    "whether that is a map: the network takes no larger images, which would show it"
                 )
             if len(widths := found.widths().get(pattern, [])) > 1:
                 several = " and ".join(map(str, widths))

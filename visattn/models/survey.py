@@ -7,6 +7,7 @@ run with their weights.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.hard.scout import Scout
-from visattn.models.layout import Layout, Place, is_ambiguous, recognise
+from visattn.models.layout import Layout, Place, is_ambiguous, of_one_pixel, recognise
 from visattn.models.patch import Patch
 from visattn.models.replaced import replacements
 from visattn.models.wrapper import NAME, WRAPPED, WithAttention, plain_name
@@ -34,6 +35,8 @@ SHORTCUT = frozenset(
     )
 )
 ADDITION = ("AddBackward", "_BlendBackward")  # the second is that of a block that is attached already
+COARSE = 4  # a map of fewer rows or columns may be followed by maps of one pixel
+LARGE = 512  # side of images that show what every network does
 
 
 @dataclass
@@ -41,12 +44,18 @@ class Visit:
     """One call of a module, without its wrapper if it has one."""
 
     name: str
+    call: int  # how often the module was called before
     module: nn.Module
     shape: tuple[int, ...]
     layout: Layout
     index: int | None  # position in the output if that is a tuple or list
     dtype: torch.dtype
     residual: bool
+
+    @property
+    def is_point(self) -> bool:
+        """Whether this is one pixel, which looks like what was pooled."""
+        return self.layout.size(self.shape) == (1, 1)
 
 
 @dataclass
@@ -60,6 +69,9 @@ class Survey:
     entry: str = ""  # the outermost module that is given the image
     ran: bool = False  # whether any module was called at all
     unclear: dict[str, tuple[int, ...]] = field(default_factory=dict)  # maps without an axis that must be the channels
+    points: set[str] = field(default_factory=set)  # what may be maps of one pixel, or not
+    calls: Counter[str] = field(default_factory=Counter)
+    larger: Survey | None = None  # of larger images, where the maps of these are too small to tell
 
     @property
     def image(self) -> tuple[int, int]:
@@ -84,6 +96,12 @@ class Survey:
             found[visit.name] = Place(visit.name, visit.layout, size, self.image, visit.index, visit.dtype)
         return found
 
+    def resolutions(self) -> dict[str, tuple[int, int]]:
+        """Height and width of every place, for larger images if several resolutions of these are a single pixel."""
+        sizes = {name: place.size for name, place in self.places().items()}
+        larger = self.larger.resolutions() if self.larger is not None else {}
+        return {name: larger.get(name, size) for name, size in sizes.items()}
+
     def blocks(self) -> list[str]:
         """Residual blocks: modules with a shortcut around them, and others of the same class.
 
@@ -101,23 +119,23 @@ class Survey:
         timm says where that is in ``feature_info``, which is followed where it names one feature map per resolution.
         Otherwise it is the last residual block of each resolution, or, without such blocks, the last outermost module.
         """
-        places = self.places()
-        if self.declared and all(name in places for name in self.declared):
+        sizes = self.resolutions()
+        if self.declared and all(name in sizes for name in self.declared):
             stem, *rest = self.declared  # an entry may be an activation; as a stem that is too early for attention
             declared = [*([stem] if _has_weights(self.modules[stem]) else []), *rest]
-            if len(declared) > 1 and len({places[name].size for name in declared}) == len(declared):
+            if len(declared) > 1 and len({sizes[name] for name in declared}) == len(declared):
                 return declared
         names = self.blocks() or self.outermost()
-        return list({places[name].size: name for name in names}.values())
+        return list({sizes[name]: name for name in names}.values())
 
     def outermost(self) -> list[str]:
         """Modules that are not inside another one with a map of the same size, if that size has any weights."""
-        places = self.places()
+        sizes = self.resolutions()
         depth: dict[tuple[int, int], int] = {}
-        for name, place in places.items():
+        for name, size in sizes.items():
             if _has_weights(self.modules[name]):
-                depth[place.size] = min(depth.get(place.size, 99), name.count("."))
-        return [name for name, place in places.items() if depth.get(place.size) == name.count(".")]
+                depth[size] = min(depth.get(size, 99), name.count("."))
+        return [name for name, size in sizes.items() if depth.get(size) == name.count(".")]
 
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -187,16 +205,27 @@ def dry_run(model: nn.Module, images: Tensor | tuple[int, ...], find: Callable[[
         return find(sharing_copy(model), images.detach())
 
 
-def survey(model: nn.Module, example: Tensor) -> Survey:
+def survey(model: nn.Module, example: Tensor | tuple[int, ...]) -> Survey:
     """Run a network once and note every module whose output is a feature map.
+
+    If the images are so small that some maps may be a single pixel, larger ones tell which these are: where the places
+    are does not depend on the size of the images.
 
     Args:
         model: any network.
-        example: a batch of at least two square images; only its shape matters.
+        example: a batch of at least two images, or the shape of one; only its shape matters.
     """
-    found = _surveyed(model, example)
-    if any(is_ambiguous(visit.shape, found.image) for visit in found.visits):
-        _settle(model, found)
+    found, larger = _surveyed(model, example), None
+    coarse = _is_coarse(found)
+    if coarse or any(is_ambiguous(visit.shape, found.image) for visit in found.visits):
+        batch, channels, height, width = found.input_shape
+        again = survey if coarse and min(height, width) < LARGE else _settled
+        try:
+            larger = again(model, (batch, channels, 2 * height, 2 * width))
+        except Exception:  # a network can refuse an image in any way it likes
+            larger = None
+        found.larger = larger if coarse else None
+    _settle(found, larger)
     return found
 
 
@@ -204,21 +233,40 @@ def _surveyed(model: nn.Module, images: Tensor | tuple[int, ...]) -> Survey:
     return dry_run(model, images, lambda copy, images: _walk(copy, images.requires_grad_()))
 
 
-def _settle(model: nn.Module, found: Survey) -> None:
-    """Find the channels of maps with as many rows and columns: larger images have no more, and some layers tell.
+def _settled(model: nn.Module, shape: tuple[int, ...]) -> Survey:
+    """What images of this shape tell alone."""
+    found = _surveyed(model, shape)
+    _settle(found, None)
+    return found
 
-    What cannot be told is left out.
+
+def _is_coarse(found: Survey) -> bool:
+    """Whether there are outputs of one pixel, and maps so small that these may be maps as well."""
+    points = [visit for visit in found.visits if visit.is_point]
+    sides = [min(visit.layout.size(visit.shape, found.image)) for visit in found.visits if not visit.is_point]
+    layers = any(isinstance(visit.module, FIRST[:1]) and max(visit.module.stride) > 1 for visit in points)
+    return bool(points) and (layers or min(sides, default=0) < COARSE)
+
+
+def _settle(found: Survey, larger: Survey | None) -> None:
+    """Find what cannot be told from small maps: larger images tell, or some layers do; what nothing tells is left out.
+
+    These are maps of one pixel, and the channels of maps with as many rows and columns.
     """
-    batch, channels, height, width = found.input_shape
-    try:
-        larger = _surveyed(model, (batch, channels, 2 * height, 2 * width))
-    except Exception:  # a network can refuse an image in any way it likes
-        larger = found
-    known = {(visit.name, visit.index): visit for visit in larger.visits}
-    for visit in [each for each in found.visits if is_ambiguous(each.shape, found.image)]:
-        again = known.get((visit.name, visit.index), visit)
-        if not is_ambiguous(again.shape, larger.image):
-            visit.layout = again.layout
+    told = larger is not None
+    larger = larger or Survey(found.input_shape, {}, [])
+    known = {(visit.name, visit.call, visit.index): visit for visit in larger.visits}
+    for visit in list(found.visits):
+        again = known.get((visit.name, visit.call, visit.index))
+        if again is not None and len(again.shape) == len(visit.shape):
+            visit.layout, visit.residual = again.layout.like(visit.shape), again.residual
+        elif visit.is_point:
+            found.visits.remove(visit)
+            if not told:
+                found.points.add(visit.name)
+        elif not is_ambiguous(visit.shape, found.image):
+            if visit.call < larger.calls[visit.name] and visit.name not in larger.unclear:
+                found.visits.remove(visit)
         elif type(visit.module) in LAST:
             visit.layout = Layout("NHWC", visit.shape[3])
         elif not isinstance(visit.module, FIRST):
@@ -251,6 +299,8 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
     def visit(name: str) -> Any:
         def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             result.ran = True
+            call = result.calls[name]
+            result.calls[name] += 1
             inputs = _first_tensor((*args, *kwargs.values()))
             # The image itself goes into the outermost module; or what was made of it, but is as large.
             if inputs is example or (inputs is not None and inputs.shape == example.shape):
@@ -260,13 +310,15 @@ def _walk(model: nn.Module, example: Tensor) -> Survey:
                 if not isinstance(value, Tensor) or value.shape[:1] != (batch,):
                     continue
                 layout = recognise(value.shape, (height, width), prefix)
-                if layout is None:
+                point = of_one_pixel(value.shape) if layout is None else layout
+                if point is None:
                     continue
                 residual = inputs is not None and inputs.shape == value.shape and _runs_around(value, inputs)
                 position = index if several else None
                 shape, dtype = tuple(value.shape), value.dtype
-                result.visits.append(Visit(name, modules[name], shape, layout, position, dtype, residual))
-                return
+                result.visits.append(Visit(name, call, modules[name], shape, point, position, dtype, residual))
+                if layout is not None:
+                    return
 
         return hook
 

@@ -123,7 +123,7 @@ class Scorer:
         """Scores from masks."""
         names = [name for name in self.wanted if name in MASKED]
         if self.pictures.masks is None:
-            self._cannot(names, "it is not known where the objects are: give masks=")
+            self._cannot(names, "it is not known where the objects are: give masks of the images")
             return
         for name in names:
             for method, ranking in self.rankings.items():

@@ -34,7 +34,9 @@ def read_tensors(path: str | Path, map_location: Any = "cpu") -> Any:
             f"refused to load {str(path)!r}: it is not a checkpoint of tensors and plain values, and could run code"
         ) from None
     except Exception as error:  # whatever the reader of a damaged file stumbles over
-        reason = (str(error).splitlines() or ["it ends too early"])[0].partition(". ")[0][:200]
+        reason = "it is not a file of torch.save"
+        if isinstance(error, EOFError | RuntimeError):
+            reason = (str(error).splitlines() or ["it ends too early"])[0].partition(". ")[0][:200]
         raise ValueError(f"{str(path)!r} is not a whole checkpoint: {reason}") from None
 
 
