@@ -139,7 +139,8 @@ def _with_rows(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     again = {subject(row): row for row in new["rows"]}
     rows = [again.pop(subject(row), row) for row in old["rows"]]
     days = {**old.get("again", {}), **{row["block"]: new["machine"]["date"] for row in new["rows"]}}
-    return {**old, "again": days, "rows": [*rows, *again.values()]}
+    left_out = [each for each in old["left_out"] if each not in new["left_out"]] + new["left_out"]
+    return {**old, "again": days, "rows": [*rows, *again.values()], "left_out": left_out}
 
 
 def _counted(jobs: list[Any]) -> Iterator[Any]:

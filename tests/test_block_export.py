@@ -19,6 +19,11 @@ NOT_SCRIPTED = {"fca", "gc", "ge_theta", "ge_theta_plus", "hard", "hard_topk", "
 NOT_SCRIPTED |= {"attention_gate", "danet", "gsop", "scsa", "involution"}
 NOT_SCRIPTED |= {"aft", "agent", "bra", "cga", "deformable", "dilated", "emsa", "generalized", "hilo", "irmb",
                  "outlook", "perceiver", "shsa"}  # fmt: skip
+# torch.fx has no numbers while it traces, and these ask for the size of the map, or look into a tensor
+NOT_TRACED = {"aft", "agent", "attention_gate", "axial", "bra", "cga", "criss_cross", "danet", "deformable",
+              "deformable_lka", "dilated", "efficient", "emsa", "external", "focused_linear", "ge_theta",
+              "ge_theta_plus", "generalized", "gsop", "hard", "hard_topk", "hilo", "irmb", "linear", "mhca", "nonlocal",
+              "nonlocal_gaussian", "perceiver", "performer", "scsa", "sge", "shsa", "simam", "srm"}  # fmt: skip
 
 
 def test_the_sample_has_every_family():
@@ -43,7 +48,9 @@ def test_compiles_without_graph_breaks(case, x):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["se", "cbam", "fca", "nonlocal", "mhsa", "residual"])
+@pytest.mark.parametrize(
+    "name", ["se", "cbam", "fca", "nonlocal", "mhsa", "residual", "eca", "ceca", "ecam", "coord", "gc", "lambda"]
+)
 def test_compiles_with_inductor(name, x):
     block = Case(name).build(dtype=torch.float32).train()
     compiled = torch.compile(block, fullgraph=True)
@@ -85,6 +92,12 @@ def test_grouped_blocks_export_and_run_in_onnxruntime(name, x, tmp_path):
 def test_can_be_scripted(name, x):
     block = Case(name).build(dtype=torch.float32)
     torch.testing.assert_close(torch.jit.script(block)(x), block(x))
+
+
+@pytest.mark.parametrize("name", sorted({*list_blocks()} - NOT_TRACED))
+def test_can_be_traced_by_torch_fx(name, x):
+    block = Case(name).build(dtype=torch.float32)
+    torch.testing.assert_close(torch.fx.symbolic_trace(block)(x), block(x))
 
 
 FIXED_IN_ONNX = {  # what torch.onnx cannot say of maps whose size it does not know

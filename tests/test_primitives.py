@@ -58,9 +58,9 @@ def weighed(x, peak, average):
     return x * weigh(peak, average)
 
 
-def scaled_by_norm(x, y, weights):
-    """Different for every image, with a tensor of the image's own and one for all images."""
-    return x.square() * y * weights / x.square().sum((1, 2, 3), keepdim=True).sqrt()
+def scaled_by_norm(x, y):
+    """Different for every image, with two tensors of the image's own."""
+    return x.square() * y / x.square().sum((1, 2, 3), keepdim=True).sqrt()
 
 
 def size_of_channels(x):
@@ -120,13 +120,13 @@ FORMS = {
         lambda x: weighed(x, x.amax(2, keepdim=True), x.mean(2, keepdim=True)),
         [],
     ),
-    "every image by itself, with a parameter": (
-        lambda x, y, w: by_image(scaled_by_norm, (x, y), (w,)),
-        lambda x, y, w: scaled_by_norm(x, y, w),
-        [(B, C, 1, 1), (1, C, 1, 1)],
+    "every image by itself, with weights": (
+        lambda x, y: by_image(scaled_by_norm, x, y),
+        lambda x, y: scaled_by_norm(x, y),
+        [(B, C, 1, 1)],
     ),
     "statistics of every image": (
-        lambda x: by_image(size_of_channels, (x,)),
+        lambda x: by_image(size_of_channels, x),
         lambda x: size_of_channels(x),
         [],
     ),

@@ -82,7 +82,7 @@ class MixedLocalChannel(Gate):
         """The gated input, (B, C, H, W)."""
         gates = self._cells(x)
         if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return by_image(gate_cells, (x, gates))
+            return by_image(gate_cells, x, gates)
         return gate_cells(x, gates)
 
     def _cells(self, x: Tensor) -> Tensor:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visattn.blocks.primitives import trains_plainly
-
-# Before torch 2.7 an exporter cannot be told from a compiler.
-is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+from visattn.blocks.primitives import is_exporting, trains_plainly
 
 
 def average_cells(x: Tensor, height: int, width: int) -> Tensor:

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch._C import _is_tracing, _len_torch_function_stack
 from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import Function, forward_ad
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
@@ -50,6 +50,9 @@ from visattn.core.precision import autocasting, without_autocast
 PIECE = 2**21  # bytes of a product that are summed at once: about what the cache of a core holds
 SMALL = 2**23  # bytes of a product that is not worth taking apart
 ORDINARY = (Tensor, nn.Parameter)  # not what a tracer or another package makes of them
+
+# Before torch 2.7 an exporter cannot be told from a compiler.
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", is_compiling)
 
 Weigh: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # weights from a maximum and a mean
 
@@ -149,15 +152,15 @@ def mix(maps: list[Tensor], weights: Tensor) -> Tensor:
     return total
 
 
-def by_image(function: Callable[..., Tensor], maps: tuple[Tensor, ...], parameters: tuple[Tensor, ...] = ()) -> Tensor:
-    """function(*maps, *parameters), where the function treats every image by itself, and depends on nothing else.
+def by_image(function: Callable[..., Tensor], *maps: Tensor) -> Tensor:
+    """function(*maps), where the function treats every image by itself, and depends on nothing else.
 
     In training it is computed for a few images at a time, and once more in the backward pass: what is in between is not
     kept, and does not leave the cache.
     """
-    if any(trains_plainly(maps[0], each) for each in (*maps, *parameters)) and not autocasting(maps[0].device):
-        return _ByImage.apply(function, len(maps), *maps, *parameters)
-    return function(*maps, *parameters)
+    if any(trains_plainly(maps[0], each) for each in maps) and not autocasting(maps[0].device):
+        return _ByImage.apply(function, *maps)
+    return function(*maps)
 
 
 def attention_pool(x: Tensor, key: nn.Conv2d) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,6 +269,9 @@ def across_channels(x: Tensor, weight: Tensor, bias: Tensor | None, circular: bo
     for shift in range(1, size):
         y = y + parts[:, shift].narrow(2, shift, x.shape[2])
     return y if bias is None else y + bias[:, None]
+
+
+torch.fx.wrap("across_channels")  # one step for torch.fx: it decides by the shape of real tensors
 
 
 def _continued(x: Tensor, margin: int, circular: bool) -> Tensor:
@@ -596,47 +602,44 @@ class _Mix(Function):
 
 
 class _ByImage(Function):
-    """function(*tensors), a few images at a time; so many of the tensors have an entry for every image."""
+    """function(*maps), a few images at a time."""
 
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., Tensor], maps: int, *tensors: Tensor) -> Tensor:
-        ctx.function, ctx.maps = function, maps
-        ctx.save_for_backward(*tensors)
-        parts = [function(*part) for _, part in _cut(tensors, maps)]
+    def forward(ctx: Any, function: Callable[..., Tensor], *maps: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(*maps)
+        parts = [function(*part) for _, part in _cut(maps)]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        maps, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
         if torch.is_grad_enabled() or _transformed(grad):
-            return None, None, *_gradients(ctx.function, tensors, wanted, grad, create_graph=torch.is_grad_enabled())
-        same = grad.shape == tensors[0].shape and grad.dtype == tensors[0].dtype
+            return None, *_gradients(ctx.function, maps, wanted, grad, create_graph=torch.is_grad_enabled())
+        same = grad.shape == maps[0].shape and grad.dtype == maps[0].dtype
         first = grad if same and _changeable(grad) else None
-        totals: list[Tensor | None] = [None] * len(tensors)
-        for images, part in _cut(tensors, ctx.maps):
+        totals: list[Tensor | None] = [None] * len(maps)
+        for images, part in _cut(maps):
             part = [each.detach().requires_grad_(want) for each, want in zip(part, wanted, strict=True)]
             found = _gradients(ctx.function, part, wanted, grad[images])
             for number, to_part in enumerate(found):
                 if to_part is None:
                     continue
                 total = totals[number]
-                if number >= ctx.maps:
-                    totals[number] = to_part if total is None else total.add_(to_part)
-                    continue
                 if total is None:
-                    total = first if number == 0 and first is not None else torch.empty_like(tensors[number])
+                    total = first if number == 0 and first is not None else torch.empty_like(maps[number])
                     totals[number] = total
                 total[images] = to_part
-        return None, None, *totals
+        return None, *totals
 
 
-def _cut(tensors: tuple[Tensor, ...], maps: int) -> Iterator[tuple[slice, list[Tensor]]]:
-    """A few images at a time: the entries of the maps, and all of the parameters."""
-    size = tensors[0].numel() * tensors[0].element_size()
-    step = max(1, len(tensors[0]) * PIECE // size) if size > SMALL else max(1, len(tensors[0]))
-    for start in range(0, max(1, len(tensors[0])), step):
+def _cut(maps: tuple[Tensor, ...]) -> Iterator[tuple[slice, list[Tensor]]]:
+    """The entries of the maps for a few images at a time."""
+    size = maps[0].numel() * maps[0].element_size()
+    step = max(1, len(maps[0]) * PIECE // size) if size > SMALL else max(1, len(maps[0]))
+    for start in range(0, max(1, len(maps[0])), step):
         images = slice(start, start + step)
-        yield images, [*(each[images] for each in tensors[:maps]), *tensors[maps:]]
+        yield images, [each[images] for each in maps]
 
 
 def _gradients(

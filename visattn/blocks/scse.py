@@ -89,7 +89,7 @@ class ConcurrentSE(nn.Module):
         if not torch.jit.is_scripting():  # type: ignore[attr-defined]
             bare = trains_plainly(x) and is_bare(self.channel, ChannelSE) and is_bare(self.spatial, SpatialSE)
             if bare:
-                return by_image(larger, (x, self.channel.attention(x), self.spatial.attention(x)))
+                return by_image(larger, x, self.channel.attention(x), self.spatial.attention(x))
         return torch.maximum(self.channel(x), self.spatial(x))
 
 

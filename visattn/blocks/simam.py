@@ -54,7 +54,7 @@ class SimAM(Gate):
     def forward(self, x: Tensor) -> Tensor:
         """The gated input, (B, C, H, W)."""
         if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return by_image(self._gated, (x,))
+            return by_image(self._gated, x)
         return self._gated(x)
 
     def _gated(self, x: Tensor) -> Tensor:

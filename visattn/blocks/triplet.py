@@ -52,7 +52,7 @@ class Triplet(Gate):
         """The gated input, (B, C, H, W)."""
         x, over_cw, over_hc, over_hw = self._gates(x)
         if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return by_image(gate_by_mean, (x, over_cw, over_hc, over_hw))
+            return by_image(gate_by_mean, x, over_cw, over_hc, over_hw)
         return gate_by_mean(x, over_cw, over_hc, over_hw)
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
