@@ -251,5 +251,52 @@ def test_a_network_that_takes_small_images_only_may_have_maps_of_one_pixel():
     model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 8, 2, 2), nn.Flatten(), nn.Linear(8, 2))
     images = torch.rand(1, 3, 4, 4)
     assert list(survey_places(model, images).places()) == ["0"]
-    with pytest.raises(ValueError, match="output of '1' is 1 x 1 for images of 4 x 4, and nobody can tell"):
+    with pytest.raises(ValueError, match="output of '1' may be a map of one pixel for images of 4 x 4, or what was"):
         visattn.attach(model, "se", at="1", example=images)
+
+
+@pytest.mark.parametrize(("name", "at"), [("resnet18", "global_pool.pool"), ("seresnet50", "layer1.0.se.fc1")])
+def test_what_was_pooled_is_called_no_map_where_the_images_show_it(name, at):
+    with pytest.raises(ValueError, match=f"the output of '{at}' is not a feature map"):
+        visattn.attach(timm.create_model(name), "se", at=at)
+
+
+class PyramidPooling(nn.Module):
+    """A network with small maps for images of every size, that runs without values or looks at them."""
+
+    def __init__(self, looks):
+        super().__init__()
+        self.looks = looks
+        self.stem = nn.Conv2d(3, 8, 8, 8)
+        self.pools = nn.ModuleList([nn.AdaptiveAvgPool2d(size) for size in (1, 2, 3)])
+
+    def forward(self, x):
+        if self.looks and x.isnan().any():
+            raise ValueError("no numbers")
+        x = self.stem(x)
+        return sum(pool(x).mean((2, 3)) for pool in self.pools)
+
+
+def survey_of_computed(model, size):
+    seen = []
+    model.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    found = survey_places(model, torch.rand(1, 3, size, size))
+    return found, [images.shape[-1] for images in seen if not images.is_meta]
+
+
+@pytest.mark.parametrize(
+    ("looks", "size", "expected"), [(False, 64, []), (True, 64, [64, 128]), (True, 224, [224]), (True, 300, [300])]
+)
+def test_maps_that_never_grow_are_not_computed_for_ever_larger_images(looks, size, expected):
+    found, computed = survey_of_computed(PyramidPooling(looks), size)
+    assert "stem" in found.places()
+    assert computed == expected
+
+
+def test_channels_are_told_from_rows_in_a_network_that_looks_at_values():
+    model = PyramidPooling(looks=True)
+    model.stem = nn.Sequential(nn.Conv2d(3, 8, 28, 28), nn.ReLU())
+    model.pools = nn.ModuleList()
+    found, computed = survey_of_computed(model, 224)
+    assert str(found.places()["stem.1"].layout) == "NCHW"
+    assert computed == [224, 448]

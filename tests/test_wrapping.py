@@ -349,6 +349,14 @@ def test_images_that_are_padded():
     assert map_sizes(model, (17, 160), (33, 50), (100, 30)) == [(2, 10), (3, 4), (7, 2)]
 
 
+@pytest.mark.parametrize("size", [40, 48, 80])
+def test_a_place_in_a_small_image_is_found_in_larger_ones(size):
+    model = timm.create_model("pvt_v2_b0").eval()
+    visattn.attach(model, "se", at=["stages.2.blocks.0", "stages.3.blocks.0"], example=torch.rand(1, 3, size, size))
+    seen = map_sizes(model, (224, 224), (160, 224), (448, 96))
+    assert seen == [(14, 14), (7, 7), (10, 14), (5, 7), (28, 6), (14, 3)]
+
+
 def test_tokens_that_are_no_map_are_refused():
     """Patches dropped at random, or more of them than the image has."""
     model, x = model_and_images("test_vit", patch_drop_rate=0.5)

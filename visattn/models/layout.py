@@ -113,10 +113,19 @@ def scaled_grid(tokens: int, image: tuple[int, int], place: Place) -> tuple[int,
         for columns in (width, width + 1, width - 1):
             if rows * columns == tokens:
                 return rows, columns
+    if tokens > 1 and _is_possible(size := grid(tokens, image), image, place):
+        return size
     raise ValueError(
         f"{tokens} tokens behind {place.name!r} are not the map of an image of {image[0]} x {image[1]}, which would be "
         f"about {height} x {width}: some of them were dropped, or the image did not come in through the network"
     )
+
+
+def _is_possible(size: tuple[int, int], image: tuple[int, int], place: Place) -> bool:
+    """Whether a map may be that of an image, if strides round by less than one row: here, and at the place itself."""
+    sides = zip(size, image, place.size, place.image, strict=True)
+    near = all(abs(rows * whole - known * side) < whole + side for rows, side, known, whole in sides)
+    return near and _distortion(*size, image) < 1
 
 
 def recognise(shape: Sequence[int], image: tuple[int, int], prefix: int = 0) -> Layout | None:

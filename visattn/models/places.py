@@ -118,8 +118,8 @@ def choose(model: nn.Module, found: Survey, at: str | Sequence[str] | None) -> l
                 )
             if pattern in found.points:
                 problem = (
-                    f"the output of {pattern!r} is 1 x 1 for images of {times(found.image)}, and nobody can tell "
-                    "whether that is a map: the network takes no larger images, which would show it"
+                    f"the output of {pattern!r} may be a map of one pixel for images of {times(found.image)}, or what "
+                    "was pooled, and nobody can tell: larger images, which would show it, could not be tried"
                 )
             if len(widths := found.widths().get(pattern, [])) > 1:
                 several = " and ".join(map(str, widths))

@@ -21,7 +21,7 @@ from visattn.models.patch import Patch
 from visattn.models.replaced import replacements
 from visattn.models.wrapper import NAME, WRAPPED, WithAttention, plain_name
 from visattn.models.wrapping import attachments, unwrapped
-from visattn.modules import floating_like, sharing_copy, weightless_copy
+from visattn.modules import floating_like, own_size, sharing_copy, weightless_copy
 
 T = TypeVar("T")
 
@@ -187,7 +187,9 @@ def declared_stages(model: nn.Module) -> list[str]:
     return [entry["module"] for entry in (info if isinstance(info, list) else info.info)]
 
 
-def dry_run(model: nn.Module, images: Tensor | tuple[int, ...], find: Callable[[nn.Module, Tensor], T]) -> T:
+def dry_run(
+    model: nn.Module, images: Tensor | tuple[int, ...], find: Callable[[nn.Module, Tensor], T], *, compute: bool = True
+) -> T:
     """Return what a function finds by running a copy of a network.
 
     The copy has no storage; for a network that looks at values, it is a copy with the weights instead.
@@ -196,46 +198,55 @@ def dry_run(model: nn.Module, images: Tensor | tuple[int, ...], find: Callable[[
         model: any network; it is left alone.
         images: a batch, or the shape of one, whose values do not matter.
         find: runs the copy that it is given on images that it is given.
+        compute: whether a network that looks at values may be run with them; if not, it raises.
     """
     if not isinstance(images, Tensor):
         images = floating_like(model).new_zeros(images)
     try:
         return find(weightless_copy(model), torch.empty_like(images, device="meta"))
     except Exception:  # whatever a network does with values that are not there
+        if not compute:
+            raise
         return find(sharing_copy(model), images.detach())
 
 
-def survey(model: nn.Module, example: Tensor | tuple[int, ...]) -> Survey:
+def survey(model: nn.Module, example: Tensor | tuple[int, ...], *, compute: bool = True) -> Survey:
     """Run a network once and note every module whose output is a feature map.
 
     If the images are so small that some maps may be a single pixel, larger ones tell which these are: where the places
-    are does not depend on the size of the images.
+    are does not depend on the size of the images. A network that looks at values is run with larger ones than it was
+    made for only if twice the size is enough.
 
     Args:
         model: any network.
         example: a batch of at least two images, or the shape of one; only its shape matters.
+        compute: whether a network that looks at values may be run with them; if not, it raises.
     """
-    found, larger = _surveyed(model, example), None
+    found, larger = _surveyed(model, example, compute), None
     coarse = _is_coarse(found)
     if coarse or any(is_ambiguous(visit.shape, found.image) for visit in found.visits):
         batch, channels, height, width = found.input_shape
         again = survey if coarse and min(height, width) < LARGE else _settled
         try:
-            larger = again(model, (batch, channels, 2 * height, 2 * width))
+            _, rows, columns = own_size(model)
+            affordable = not coarse or (2 * height <= rows and 2 * width <= columns)
+            larger = again(model, (batch, channels, 2 * height, 2 * width), compute=affordable)
         except Exception:  # a network can refuse an image in any way it likes
             larger = None
+        if coarse and larger is None:
+            found.points = {visit.name for visit in found.visits if visit.is_point}
         found.larger = larger if coarse else None
     _settle(found, larger)
     return found
 
 
-def _surveyed(model: nn.Module, images: Tensor | tuple[int, ...]) -> Survey:
-    return dry_run(model, images, lambda copy, images: _walk(copy, images.requires_grad_()))
+def _surveyed(model: nn.Module, images: Tensor | tuple[int, ...], compute: bool) -> Survey:
+    return dry_run(model, images, lambda copy, images: _walk(copy, images.requires_grad_()), compute=compute)
 
 
-def _settled(model: nn.Module, shape: tuple[int, ...]) -> Survey:
+def _settled(model: nn.Module, shape: tuple[int, ...], *, compute: bool) -> Survey:
     """What images of this shape tell alone."""
-    found = _surveyed(model, shape)
+    found = _surveyed(model, shape, compute)
     _settle(found, None)
     return found
 
@@ -253,7 +264,6 @@ def _settle(found: Survey, larger: Survey | None) -> None:
 
     These are maps of one pixel, and the channels of maps with as many rows and columns.
     """
-    told = larger is not None
     larger = larger or Survey(found.input_shape, {}, [])
     known = {(visit.name, visit.call, visit.index): visit for visit in larger.visits}
     for visit in list(found.visits):
@@ -262,8 +272,6 @@ def _settle(found: Survey, larger: Survey | None) -> None:
             visit.layout, visit.residual = again.layout.like(visit.shape), again.residual
         elif visit.is_point:
             found.visits.remove(visit)
-            if not told:
-                found.points.add(visit.name)
         elif not is_ambiguous(visit.shape, found.image):
             if visit.call < larger.calls[visit.name] and visit.name not in larger.unclear:
                 found.visits.remove(visit)
