@@ -76,8 +76,9 @@ def _import_matplotlib_elsewhere() -> None:
 
     Those of the current folder come before all others, whatever the environment says, and are read only on import.
     """
-    for name in {"MATPLOTLIBRC", "MPLCONFIGDIR"} & os.environ.keys():
-        os.environ[name] = os.path.abspath(os.environ[name])
+    for name in ("MATPLOTLIBRC", "MPLCONFIGDIR"):
+        if os.environ.get(name):  # empty is as good as not set
+            os.environ[name] = os.path.abspath(os.environ[name])
     here = os.getcwd()
     os.chdir(os.path.dirname(os.__file__))
     try:

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
-from visattn.training.averaging import Average
+from visattn.training.averaging import Average, what_changes
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -25,3 +26,9 @@ def test_it_equals_torchs_own(resumed):
         theirs.update_parameters(model)
         torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
     assert ours.n_averaged == 6
+
+
+def test_a_callback_with_other_arguments_is_not_left_out():
+    before = {each.state_key: {} for each in (ModelCheckpoint(every_n_epochs=1), EarlyStopping("val_loss"))}
+    (said,) = what_changes({"callbacks": before}, [ModelCheckpoint(every_n_epochs=2)])
+    assert said.startswith("note: the run goes on without EarlyStopping,")

@@ -77,8 +77,13 @@ def test_an_environment_that_makes_no_sense(tmp_path, script, variable, code, sa
     assert said in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("said", "markersize"),
+    [({"MATPLOTLIBRC": "mine"}, 9.0), ({"MATPLOTLIBRC": "", "MPLCONFIGDIR": ""}, 6.0)],
+    ids=["set", "empty"],  # by the user
+)
 @pytest.mark.parametrize("content", [b"lines.linewidth: 7\n", b"\xff\xfe", b"lines.linewidth 7\nnonsense"])
-def test_settings_of_matplotlib_in_the_current_folder_are_left_alone(tmp_path, content):
+def test_settings_of_matplotlib_in_the_current_folder_are_left_alone(tmp_path, content, said, markersize):
     (tmp_path / "matplotlibrc").write_bytes(content)
     (tmp_path / "mine").write_text("lines.markersize: 9\n")
     run = f"import os, sys; sys.path.insert(0, {str(ROOT)!r}); from visattn_command import begin; begin('train.py')"
@@ -90,10 +95,21 @@ def test_settings_of_matplotlib_in_the_current_folder_are_left_alone(tmp_path, c
         timeout=120,
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "MATPLOTLIBRC": "mine"},  # which the user has set
+        env={**os.environ, **said},
     )
     assert ended.stderr == ""
-    assert ended.stdout == f"1.5 9.0\n{tmp_path}\n"
+    assert ended.stdout == f"1.5 {markersize}\n{tmp_path}\n"
+
+
+@pytest.mark.parametrize("command", [["--help"], ["train", "--help"]])
+def test_help_has_no_colours(monkeypatch, capsys, command):
+    """Python's own, which could not be told from those that a name hides."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with pytest.raises(SystemExit):
+        main(command)
+    said = capsys.readouterr().out
+    assert said.startswith("usage: ")
+    assert "\ufffd" not in said
 
 
 def test_a_closed_stdout(monkeypatch):

@@ -6,7 +6,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from visattn.data.loader import IGNORE
-from visattn.training.metrics import Accuracy, Confusion, Mean
+from visattn.training.metrics import Accuracy, Confusion, Mean, are_sums
 
 
 def batches(classes, *, ties=False, ignored=0.3, count=4, size=13):
@@ -77,3 +77,25 @@ def test_a_reset_begins_anew():
         metric.reset()
         metric.update(*update)
         assert torch.equal(metric.compute(), first)
+
+
+@pytest.mark.parametrize("total", [0.0, 3.5, 1e30, float("inf")])  # infinite: a step in 16 bits that was skipped
+def test_sums_of_an_epoch(total):
+    counted = {"right": 3, "counted": 2**53}
+    assert are_sums({"train_loss": {"total": total, "weight": 8.0}, "train_top1": counted})
+    Mean().total.fill_(total)
+
+
+@pytest.mark.parametrize("name", ["total", "weight", "right", "counted"])
+@pytest.mark.parametrize("value", [-1, -float("inf"), float("nan"), pytest.param(10**400, id="huge"), 1e300, True, "1"])
+def test_what_no_metric_can_hold_is_no_sum(name, value):
+    loss, top1 = {"total": 3.5, "weight": 8.0}, {"right": 3, "counted": 8}
+    (loss if name in loss else top1)[name] = value
+    assert not are_sums({"train_loss": loss, "train_top1": top1})
+
+
+@pytest.mark.parametrize("name", ["weight", "right", "counted"])
+def test_only_the_loss_can_be_infinite(name):
+    loss, top1 = {"total": 3.5, "weight": 8.0}, {"right": 3, "counted": 8}
+    (loss if name in loss else top1)[name] = float("inf")
+    assert not are_sums({"train_loss": loss, "train_top1": top1})

@@ -6,15 +6,20 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
 
 from tests.training import TINY, assert_same_weights, checkpoint, start, train, wait_for
 from visattn.cli.train import main
 from visattn.training import slurm
 from visattn.training import train as story
-from visattn.training.checkpoints import SafeCheckpointIO
+from visattn.training.checkpoints import SafeCheckpointIO, load_checkpoint
 from visattn.training.classifier import Classifier
+from visattn.training.settings import Settings
 
 LIGHTNING = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*", "ignore:.*pynvml.*")
 ACCUMULATED = [*TINY, "--accumulate", "2", "--trainer.limit_train_batches", "6"]
@@ -351,3 +356,47 @@ def test_a_signal_to_one_process_or_all_of_them_ends_them_in_the_same_step(held,
             {key: float(value) for key, value in theirs.items()}, rel=1e-6
         )
     assert not (held / "waited").exists(), (held / "waited").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_checkpoint_within_an_epoch_has_the_sums_of_all_processes(tmp_path, strategy):
+    saving = "{class_path: ModelCheckpoint, init_args: {dirpath: kept, every_n_train_steps: 3, save_top_k: -1}}"
+    train(*SEVERAL, "--strategy", strategy, "--epochs", "1", "--trainer.callbacks", saving, cwd=tmp_path)
+    for step in (3, 6):
+        (file,) = (tmp_path / "kept").glob(f"*step={step}.ckpt")
+        assert load_checkpoint(file)["sums"]["train_top1"]["counted"] == step * 2 * 8
+
+
+def resuming(fn=TrainerFn.FITTING):
+    """A classifier that is about to load a checkpoint."""
+    classifier = Classifier(nn.Linear(2, 2), Settings(), 2)
+    classifier._trainer = SimpleNamespace(state=SimpleNamespace(fn=fn), is_global_zero=True)
+    return classifier
+
+
+def within_an_epoch(*, over=False):
+    sums = {"train_loss": {"total": 3.0, "weight": 2.0}, "train_top1": {"right": 1, "counted": 2}}
+    return {"sums": sums, "loops": {"fit_loop": {"epoch_loop.batch_progress": {"is_last_batch": over}}}}
+
+
+def test_sums_are_taken_up_only_by_a_run_that_goes_on_within_the_epoch():
+    classifier = resuming()
+    classifier.on_load_checkpoint(within_an_epoch())
+    assert (classifier.train_loss.total, classifier.train_loss.weight) == (3, 2)
+    assert (classifier.train_top1.right, classifier.train_top1.counted) == (1, 2)
+    for other, over in ((resuming(TrainerFn.VALIDATING), False), (resuming(), True)):
+        other.on_load_checkpoint(within_an_epoch(over=over))
+        assert other.train_top1.counted == other.train_loss.weight == 0
+
+
+def test_a_checkpoint_is_loaded_without_a_trainer(tmp_path):
+    network = nn.Linear(2, 2)
+    expected = Classifier(network, Settings(), 2)
+    content = {**within_an_epoch(), "state_dict": expected.state_dict(), "pytorch-lightning_version": "2.6.0"}
+    torch.save(content, tmp_path / "last.ckpt")
+    loaded = Classifier.load_from_checkpoint(
+        tmp_path / "last.ckpt", model=nn.Linear(2, 2), settings=Settings(), num_classes=2
+    )
+    torch.testing.assert_close(loaded.model.weight, network.weight)
+    assert loaded.train_top1.counted == 0

@@ -11,6 +11,7 @@ import yaml
 from lightning.pytorch import Trainer
 
 from visattn.cli.flags import MANAGED
+from visattn.cli.parser_messages import one_line
 from visattn.cli.parsing import parse
 from visattn.cli.settings_parser import read_settings
 from visattn.cli.trainer_flags import trainer_flags
@@ -205,3 +206,28 @@ def test_a_gpu_is_used_at_full_speed_unless_told_otherwise(untouched, monkeypatc
         assert speed("--matmul-precision", "medium", "--trainer.deterministic", "true") == ("medium", False)
     finally:
         torch.use_deterministic_algorithms(deterministic)
+
+
+class Base:
+    def __init__(self, device=None, **others):
+        pass
+
+    class Inner(dict):
+        pass
+
+
+class Derived(Base):
+    def __init__(self, device=None, **others):
+        pass
+
+
+def function(device=None):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("Derived", ": did you mean 'device'?"), ("Base.Inner", ""), ("function", "")]
+)
+def test_an_argument_that_nothing_takes(name, hint):
+    message = f"Problem with given class_path '{__name__}.{name}': Option 'devcie' is not accepted"
+    assert one_line(message) == f"{name.rpartition('.')[2]} has no argument 'devcie'{hint}"

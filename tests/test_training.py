@@ -252,6 +252,17 @@ def test_an_average_that_begins_later_says_so(undrawn, capsys):
     assert int(checkpoint(undrawn / "runs" / "averaged")["averaging_state"]["n_averaged"]) == 4
 
 
+def test_a_resumed_run_prepares_images_as_before(undrawn, capsys):
+    """Also if the command alone said how, since config.yaml may not say anything about weights."""
+    said = "{mean: [0.1, 0.2, 0.3], std: [0.4, 0.5, 0.6], interpolation: nearest}"
+    run("--name", "normalised", "--epochs", 1, "--model-options", f"{{pretrained_cfg_overlay: {said}}}")
+    before = json.loads((undrawn / "runs" / "normalised" / "model.json").read_text())["input"]
+    assert (before["mean"], before["std"], before["interpolation"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6], "nearest")
+    capsys.readouterr()
+    assert main(["--resume", "runs/normalised", "--epochs", "2"]) == 0, capsys.readouterr().err
+    assert json.loads((undrawn / "runs" / "normalised" / "model.json").read_text())["input"] == before
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_callback_that_is_left_out_is_named(capsys):
     run("--name", "stopping", "--epochs", 1, "--trainer.callbacks", STOPPING)

@@ -131,10 +131,13 @@ def printable(text: str) -> str:
 def visible(text: str) -> str:
     """Replace what would control a terminal, but leave lines and columns as they are.
 
-    >>> visible("a  b\\n\\x1b[31mred")
-    'a  b\\n�[31mred'
+    >>> visible("a  b\\n\\x1b[31mred"), visible("1\\xa0000\\r")
+    ('a  b\\n�[31mred', '1 000 ')
     """
-    return "".join(letter if letter.isprintable() or letter in (*JOINERS, "\n") else "\ufffd" for letter in text)
+    kept = (*JOINERS, "\n", "\t")
+    return "".join(
+        letter if letter.isprintable() or letter in kept else " " if letter.isspace() else "\ufffd" for letter in text
+    )
 
 
 def say(text: object, *, error: bool = False, flush: bool = False) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from importlib import import_module
 from inspect import Parameter, signature
 
 from visattn.registry import suggest
+
+VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def one_line(message: str) -> str:
@@ -23,8 +24,9 @@ def one_line(message: str) -> str:
     end = r"(?= - Expected a| - Not a valid subclass| Given value|$)"
     problem = re.search(rf"Problem with given class_path '([\w.]+)': ({argument}|.*?{end})", message)
     if problem and (unknown := re.fullmatch(r"Option '([^']*)' is not accepted", problem[2])):
-        hint = suggest(unknown[1], _arguments_of(problem[1]))
-        return f"{where}{problem[1].rpartition('.')[2]} has no argument {unknown[1]!r}: {hint}"[:400]
+        known = _arguments_of(problem[1])
+        hint = f": {suggest(unknown[1], known)}" if known else ""
+        return f"{where}{problem[1].rpartition('.')[2]} has no argument {unknown[1]!r}{hint}"[:400]
     if problem and "Not a valid subclass" not in problem[2]:
         return f"{where}{problem[1].rpartition('.')[2]}: {one_line(problem[2])}"[:400]
     types, given = re.search(r"Subtypes: (\[.*?\]) Errors:", message), re.search(r"Given value: ?(.*)$", message)
@@ -36,11 +38,19 @@ def one_line(message: str) -> str:
     return re.sub(kind, r"\1: expected \2\3.", message)[:400]
 
 
-def _arguments_of(path: str) -> Iterator[str]:
-    """What a class takes that the parser has imported, and its bases if it hands on what it does not know."""
+def _arguments_of(path: str) -> list[str]:
+    """What a class takes that the parser has imported, and its bases if it hands on what it does not know.
+
+    Nothing if it is no class of a module: a function, say, or a class in another one.
+    """
     module, _, name = path.rpartition(".")
-    for base in getattr(import_module(module), name).__mro__:
-        kinds = {each.name: each.kind for each in signature(base.__init__).parameters.values()}
-        yield from (key for key in [*kinds][1:] if kinds[key] not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD))
-        if Parameter.VAR_KEYWORD not in kinds.values():
-            return
+    found: list[str] = []
+    try:
+        for base in getattr(import_module(module), name).__mro__:
+            kinds = {each.name: each.kind for each in signature(base.__init__).parameters.values()}
+            found += [key for key in [*kinds][1:] if kinds[key] not in VARIADIC]
+            if Parameter.VAR_KEYWORD not in kinds.values():
+                break
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return []
+    return [*dict.fromkeys(found)]

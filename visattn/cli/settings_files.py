@@ -58,7 +58,8 @@ def check_config(path: Path, known: set[str]) -> None:
         check_number(f"--{key}", values[key])
         if key == "model_options" and (named := origin_in(values[key])) is not None:
             raise ValueError(
-                f"{path} cannot set {named!r}: where weights come from is said on the command line (--model-options)"
+                f"{path} cannot set {named!r}: where weights come from is said on the command line (--model-options); "
+                "delete it from the file, also if an earlier version wrote it"
             )
         if get_type_hints(Settings).get(key) is bool and not isinstance(values[key], bool):
             raise ValueError(f"{key!r} in {path} is {shown(values[key])}, not true or false")

@@ -51,5 +51,9 @@ def _flush() -> None:
 class Printing(argparse.ArgumentParser):
     """A parser whose help is an error if it cannot be printed, which argparse keeps to itself."""
 
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.color = False  # from Python 3.14 on argparse has colours, which would be printed as letters
+
     def _print_message(self, message: str, file: Any = None) -> None:
         (sys.stderr if file is None else file).write(visible(message))

@@ -35,8 +35,8 @@ class Averaging(WeightAveraging):
 
 def what_changes(state: Mapping[str, Any], callbacks: Iterable[Callback]) -> Iterator[str]:
     """What a run that is resumed with these callbacks does unlike before; raises if it would lose its weights."""
-    now = {each.state_key for each in callbacks}
-    gone = [_named(key) for key in map(str, state["callbacks"]) if key not in now]
+    now = {_kind(each.state_key) for each in callbacks}
+    gone = [_named(key) for key in map(str, state["callbacks"]) if _kind(key) not in now]
     averaging = [each.state_key for each in callbacks if isinstance(each, WeightAveraging)]
     averaged = "current_model_state" in state  # Lightning's name for the weights that are trained
     if averaged and not any(key in state["callbacks"] for key in averaging):
@@ -50,9 +50,13 @@ def what_changes(state: Mapping[str, Any], callbacks: Iterable[Callback]) -> Ite
         yield f"note: the run goes on without {', '.join(gone)}, whose state is in the checkpoint"
 
 
-def _named(key: str) -> str:
+def _kind(key: str) -> str:
     """A callback by the key of its state, which may have its arguments behind its name."""
-    return "--ema" if key == Averaging.__qualname__ else printable(key.partition("{")[0])[:80]
+    return key.partition("{")[0]
+
+
+def _named(key: str) -> str:
+    return "--ema" if key == Averaging.__qualname__ else printable(_kind(key))[:80]
 
 
 class Average(AveragedModel):

@@ -148,14 +148,22 @@ def _input_shape(settings: Settings, source: AnySource, model: nn.Module) -> tup
     return channels, size, size
 
 
-def create_data(settings: Settings, source: AnySource, model: nn.Module) -> ImageData:
-    """Create the data module, which prepares images as the model expects."""
-    known: dict[str, Any] = {"size": _input_shape(settings, source, model)}
-    if source.size is not None:
-        known["crop_pct"] = 1.0  # all of it: there is nothing around the object
+def create_data(
+    settings: Settings, source: AnySource, model: nn.Module, known: Mapping[str, Any] | None = None
+) -> ImageData:
+    """Create the data module, which prepares images as the model expects.
+
+    Args:
+        settings: settings of the run.
+        source: where the images come from.
+        model: the network.
+        known: the card of a run to resume, which goes on with images as it has prepared them.
+    """
+    how: dict[str, Any] = {} if source.size is None else {"crop_pct": 1.0}  # nothing is around the object
+    how |= (known or {}).get("input", {})
     return ImageData(
         source,
-        Preparation.of(model, known),
+        Preparation.of(model, {**how, "size": _input_shape(settings, source, model)}),
         batch_size=settings.batch_size,
         augment=settings.augment,
         workers=settings.workers,

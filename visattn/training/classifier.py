@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
 from timm.data import Mixup
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -57,25 +58,31 @@ class Classifier(LightningModule):
         self.train()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put the model card into the checkpoint, and the sums of an epoch that is not over."""
+        """Put the model card into the checkpoint, and the sums of the epoch, over all processes.
+
+        All of them save together, unless one has failed: then the others would be waited for in vain.
+        """
         checkpoint[CARD_KEY] = self.card
         checkpoint[SUMS_KEY] = {
-            name: {each: getattr(getattr(self, name), each).item() for each in sums} for name, sums in SUMS.items()
+            name: {each: self._over_processes(getattr(getattr(self, name), each)).item() for each in sums}
+            for name, sums in SUMS.items()
         }
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on with the sums of the epoch in the first process, which has those of all (:meth:`join_sums`)."""
-        if self.trainer.is_global_zero:
-            for name, sums in checkpoint.get(SUMS_KEY, {}).items():  # earlier versions kept none
-                for each, value in sums.items():
-                    getattr(getattr(self, name), each).fill_(value)
+    def _over_processes(self, value: Tensor) -> Tensor:
+        if self.trainer.interrupted:
+            return value
+        return self.trainer.strategy.reduce(value.clone(), reduce_op="sum")  # which may change its argument
 
-    def join_sums(self) -> None:
-        """Add up the sums of all processes, before the first one saves them in the middle of an epoch."""
-        for name, sums in SUMS.items():
-            for each in sums:
-                total = self.trainer.strategy.reduce(getattr(getattr(self, name), each), reduce_op="sum")
-                setattr(getattr(self, name), each, total)
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on with the sums of an epoch that is not over, which are those of all processes, in the first one."""
+        trainer = self._trainer
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING or not trainer.is_global_zero:
+            return
+        if checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"].get("is_last_batch", True):
+            return
+        for name, sums in checkpoint.get(SUMS_KEY, {}).items():  # earlier versions kept none
+            for each, value in sums.items():
+                getattr(getattr(self, name), each).fill_(value)
 
     def forward(self, image: Tensor) -> Tensor:
         """Compute the logits."""

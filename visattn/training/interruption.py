@@ -45,7 +45,6 @@ class Interruption(Callback):
             return
         number = self.agreement.exchange(self.signals.number)
         if number:
-            pl_module.join_sums()  # type: ignore[operator]
             trainer.save_checkpoint(self.run.last)
             self._stop(number)
 

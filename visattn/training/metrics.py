@@ -7,7 +7,7 @@ same.
 
 from __future__ import annotations
 
-from math import isfinite
+from math import inf
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from visattn.data.loader import IGNORE
 
 SUMS_KEY = "sums"  # where a checkpoint keeps the sums of an epoch that was interrupted
 SUMS = {"train_loss": ("total", "weight"), "train_top1": ("right", "counted")}
+MOST_COUNTED = 2**53  # images: beyond, floats skip numbers
 
 
 def are_sums(saved: Any) -> bool:
@@ -26,8 +27,14 @@ def are_sums(saved: Any) -> bool:
         isinstance(saved, dict)
         and saved.keys() == SUMS.keys()
         and all(isinstance(saved[name], dict) and saved[name].keys() == set(sums) for name, sums in SUMS.items())
-        and all(type(each) in (int, float) and isfinite(each) for sums in saved.values() for each in sums.values())
+        and all(_is_sum(each, key) for sums in saved.values() for key, each in sums.items())
     )
+
+
+def _is_sum(value: Any, key: str) -> bool:
+    """Whether a metric can hold a sum; that of losses is infinite if a step in 16 bits was skipped for it."""
+    most = torch.finfo(torch.float32).max if key == "total" else MOST_COUNTED
+    return type(value) in (int, float) and (0 <= value <= most or (key == "total" and value == inf))
 
 
 class Mean(Metric):

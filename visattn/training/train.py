@@ -66,15 +66,13 @@ def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config:
     """Train in the folder of a run."""
     began = time.perf_counter()
 
-    # Images, a model for them, and the images prepared for this model.
+    # Images, a model for them, and the images prepared for this model, as before if the run is resumed.
     state, known = read_state(run)
     split = None if state is None else recorded_split(state)
     source = create_source(settings, split)
     if state is not None and split is None and isinstance(source, Source) and source.split is not None:
         on_first_process(say, UNRECORDED)
     classifier = create_classifier(settings, source, known)
-    data = create_data(settings, source, classifier.model)
-    classifier.card = card(settings, source, data, classifier.model)
     if state is not None:  # before anything is written
         check_resumable(state, known, classifier.model, settings, source.classes)
         check_batch_size(state, settings.batch_size)
@@ -85,6 +83,8 @@ def train_in(run: Run, settings: Settings, arguments: Mapping[str, Any], config:
             if continues(recorded(state["callbacks"]), recorded(best_state["callbacks"])):
                 run = replace(run, best_epoch=epochs_done(best_state))  # or else the next epoch is the best so far
             del best_state
+    data = create_data(settings, source, classifier.model, known)
+    classifier.card = card(settings, source, data, classifier.model)
     complete = None if state is None else why_complete(state, settings, arguments)
     if state is not None and complete is None and cut_short(state):
         on_first_process(say, CUT_SHORT.format(epochs_done(state)))
