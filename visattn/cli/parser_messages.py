@@ -27,7 +27,7 @@ def one_line(message: str) -> str:
         known = _arguments_of(problem[1])
         hint = f": {suggest(unknown[1], known)}" if known else ""
         return f"{where}{problem[1].rpartition('.')[2]} has no argument {unknown[1]!r}{hint}"[:400]
-    if problem and "Not a valid subclass" not in problem[2]:
+    if problem and not re.match("Not a valid subclass|module '|No module named", problem[2]):  # there is such a class
         return f"{where}{problem[1].rpartition('.')[2]}: {one_line(problem[2])}"[:400]
     types, given = re.search(r"Subtypes: (\[.*?\]) Errors:", message), re.search(r"Given value: ?(.*)$", message)
     if key and types and given:
